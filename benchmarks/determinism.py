@@ -25,7 +25,7 @@ from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.config import POLICIES
-from nanoengine.features.kv_groups.layouts import Need, group_layers
+from nanoengine.features.kv_groups.layouts import BlockDemand, group_layers
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model
@@ -118,7 +118,7 @@ def least_blocks(model: str, options: dict[str, Any], max_len: int) -> int:
     config = read_model_config(config_table(find_model(model)))
     groups = group_layers([config.layer(number).window for number in range(config.num_layers)])
     most_new = min(options["long_prefill_token_threshold"] or max_len, options["max_num_batched_tokens"])
-    return Need(groups, options["block_size"], most_new, depth=2).num_blocks(max_len)
+    return BlockDemand(groups, options["block_size"], most_new, depth=2).num_blocks(max_len)
 
 
 def answers_of(

@@ -37,7 +37,7 @@ from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_offload.host_tier import HostTier
 from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.observability.observer import Observer
-from nanoengine.features.pooling.files import Made
+from nanoengine.features.pooling.files import PoolingDefaults
 from nanoengine.features.pooling.pooler import Pooler
 from nanoengine.features.sampling.collector import Collector
 from nanoengine.features.sampling.thinking import ThinkingPart
@@ -113,7 +113,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     clients, observer = Clients(counts, time, BlockShare(blocks, num_rows, counts), parts), Observer(longest(workload))
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
-    pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too
+    pooler = Pooler(PoolingDefaults(), hidden_size=16)  # asked for by nobody too
     thinking = ThinkingPart(cast(Any, None))  # nor is this
     parts += [CommonPrefix(blocks), speculation, offload, collector, thinking, structured, pooler, clients, observer]
     return blocks, parts

@@ -22,7 +22,7 @@ from benchmarks.report import ENGINE
 from benchmarks.session import Session
 from nanoengine import LLM, LoRARequest
 from nanoengine.core.sequence import Request
-from nanoengine.features.lora.places import find_places
+from nanoengine.features.lora.linear_layers import find_linear_layers
 
 RANK = 16
 RECORD = {
@@ -103,15 +103,15 @@ def _adapt(llm: LLM, adapters: list[LoRARequest], requests: list[Request]) -> No
 
 def write_adapters(session: Session, folder: Path, num: int) -> list[LoRARequest]:
     """Random ones, of all linear layers."""
-    places = find_places(session.model_config)
-    targets = sorted({name.rpartition(".")[2] for name in places})
+    layers = find_linear_layers(session.model_config)
+    targets = sorted({name.rpartition(".")[2] for name in layers})
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": targets}
     found = []
     for number in range(num):
         path, tensors = folder / str(number), {}
         path.mkdir()
-        for name, place in places.items():
-            for part, shape in (("A", (RANK, place.inputs)), ("B", (place.count, RANK))):
+        for name, layer in layers.items():
+            for part, shape in (("A", (RANK, layer.inputs)), ("B", (layer.count, RANK))):
                 weight = torch.randn(shape, dtype=torch.float32).mul_(0.01).to(session.dtype)
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = weight
         save_file(tensors, path / "adapter_model.safetensors")

@@ -14,8 +14,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Threads of torch spin while they wait, also for one whose CPU a busy process has. So few turns cost nothing where the CPUs are
-# free. OpenMP reads this when torch is imported, so it stands before all imports.
+# Threads of torch spin while they wait, also for a thread whose CPU is busy with another process. So few iterations cost nothing
+# where the CPUs are free. OpenMP reads this when torch is imported, so it is set before all imports.
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

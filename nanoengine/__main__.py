@@ -1,4 +1,4 @@
-"""The process of the `nanoengine` command, or `python -m nanoengine`: whatever its terminal is like, it shows no traceback."""
+"""The process of the `nanoengine` command, or `python -m nanoengine`. It shows no traceback, with any kind of terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> int:
     """Run the command; returns the exit status."""
     open_streams()
     may_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if may_interrupt:  # while modules are imported, nothing is there to be cleaned up: Ctrl-C ends the process at once
+    if may_interrupt:  # while modules are imported, Ctrl-C ends the process at once: nothing must be cleaned up
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from nanoengine.serve.cli import main as run
 
@@ -21,18 +21,18 @@ def main() -> int:
         if may_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         status = run()
-    except KeyboardInterrupt:  # one more, while the first was told
+    except KeyboardInterrupt:  # a second one, while the first was reported
         pass
     finally:
         if may_interrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end is no place for one
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # not while the interpreter ends
     return status
 
 
 def open_streams() -> None:
-    """See that the three standard streams are there, and that standard output can write every character.
+    """Open closed standard streams, and let standard output write every character.
 
-    Where one was closed (`2>&-`), Python has None for it, and the next file to be opened would take its number.
+    Where one was closed (`2>&-`), Python has None for it, and the next file to be opened would get its number.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)

@@ -1,6 +1,6 @@
-"""The composition root: from options to an engine that is ready to step. Every door, such as `LLM`, calls it.
+"""The composition root: from options to an engine that is ready to step. Every interface, such as `LLM`, calls it.
 
-`CAPABILITIES` has a line for each folder that can be deleted. What is deleted is left out, and asking for it is a named error.
+`CAPABILITIES` has a line for each folder that can be deleted. Options of a deleted folder are a named error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nanoengine")
 
 
-class Entry(NamedTuple):
-    """Names of the capability's class in capability.py and of its class of options in options.py; the other folders that must be
-    there, and the installed package.
+class CapabilityEntry(NamedTuple):
+    """Names of the capability's class in capability.py and of its class of options in options.py; other folders and the installed
+    package that it needs.
     """
 
     capability: str
@@ -44,38 +44,40 @@ class Entry(NamedTuple):
 
 
 ROOMS = ("nanoengine", *(f"nanoengine.{room}" for room in ("kernels", "models", "features", "scale", "serve")))
-"""Packages in which the folders of capabilities and of other doors are."""
+"""Packages with the folders of capabilities and of interfaces."""
 
 LAYERS = ("models", "kernels", "layers", "quantization", "gguf")
-"""Folders that only work together."""
+"""Folders that need each other."""
 
 
 CAPABILITIES = {
-    "ray": Entry("Ray", "RayOptions", ("replicas", "worker", "observability")),
-    "replicas": Entry("Replicas", "ReplicaOptions", ("worker", "observability")),
-    "parallel": Entry("Parallel", "ParallelOptions", ("worker", *LAYERS)),
-    "models": Entry("Models", "ModelOptions", LAYERS),
-    "kernels": Entry("NativeAndTriton", "KernelOptions", LAYERS),
-    "kv_groups": Entry("KVGroups", "KVGroupsOptions"),
-    "speculation": Entry("SpeculativeDecoding", "SpeculationOptions"),
-    "kv_offload": Entry("KVOffload", "KVOffloadOptions"),
-    "sampling": Entry("Sampling"),
-    "recording": Entry("Recording", "RecordingOptions", LAYERS),
-    "lora": Entry("LoRA", "LoRAOptions", LAYERS),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tool_calls"), package="llguidance"),
-    "pooling": Entry("Pooling", "PoolingOptions"),
-    "fairness": Entry("Fairness", "FairnessOptions"),
-    "observability": Entry("Observability"),
+    "ray": CapabilityEntry("Ray", "RayOptions", ("replicas", "worker", "observability")),
+    "replicas": CapabilityEntry("Replicas", "ReplicaOptions", ("worker", "observability")),
+    "parallel": CapabilityEntry("Parallel", "ParallelOptions", ("worker", *LAYERS)),
+    "models": CapabilityEntry("Models", "ModelOptions", LAYERS),
+    "kernels": CapabilityEntry("NativeAndTriton", "KernelOptions", LAYERS),
+    "kv_groups": CapabilityEntry("KVGroups", "KVGroupsOptions"),
+    "speculation": CapabilityEntry("SpeculativeDecoding", "SpeculationOptions"),
+    "kv_offload": CapabilityEntry("KVOffload", "KVOffloadOptions"),
+    "sampling": CapabilityEntry("Sampling"),
+    "recording": CapabilityEntry("Recording", "RecordingOptions", LAYERS),
+    "lora": CapabilityEntry("LoRA", "LoRAOptions", LAYERS),
+    "structured": CapabilityEntry(
+        "StructuredOutput", needs=("sampling", "speculation", "tool_calls"), package="llguidance"
+    ),
+    "pooling": CapabilityEntry("Pooling", "PoolingOptions"),
+    "fairness": CapabilityEntry("Fairness", "FairnessOptions"),
+    "observability": CapabilityEntry("Observability"),
 }
-"""Folder -> what is in it, in the order in which they take part in start-up."""
+"""Folder -> its capability, in the order of start-up."""
 
 PROCESSES = ("ray", "replicas", "parallel")
-"""Those that say in which process the others are; plugins come behind them, and before all others."""
+"""Capabilities that choose the processes of the others; plugins come behind them, and before all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, and the capabilities that it was built of, by their folders, or as MODULE.CAPABILITY."""
+    """An engine, and its capabilities, by their folders, or as MODULE.CAPABILITY."""
 
     config: EngineConfig
     engine: LLMEngine
@@ -84,15 +86,15 @@ class Built:
 
     @property
     def metrics(self) -> Observer:
-        """What observes the engine; raises InvalidConfig where observability is not installed."""
-        found: Observer = self._part("observability").metrics
-        return found
+        """The observer of the engine; raises InvalidConfig where observability is not installed."""
+        observer: Observer = self._part("observability").metrics
+        return observer
 
     @property
     def models(self) -> Models:
-        """What the model's files say; raises InvalidConfig where families of models are not installed."""
-        found: Models = self._part("models")
-        return found
+        """The contents of the model's files; raises InvalidConfig where families of models are not installed."""
+        models: Models = self._part("models")
+        return models
 
     def _part(self, folder: str) -> Any:
         if folder not in self.capabilities:
@@ -101,11 +103,11 @@ class Built:
 
 
 def option_types(plugins: PluginOptions | None = None) -> list[type]:
-    """The classes of all options: the core's, and those of what is installed, and of plugins. Their docstrings are the help of
-    each option.
+    """The classes of all options: of the core, of installed capabilities, and of plugins. Their docstrings are the help of each
+    option.
     """
-    found = [(folder, own.options) for folder, own in CAPABILITIES.items() if own.options and is_installed(folder)]
-    known = (getattr(import_module(f"{find_folder(folder)}.options"), name) for folder, name in found)
+    named = [(folder, each.options) for folder, each in CAPABILITIES.items() if each.options and is_installed(folder)]
+    known = (getattr(import_module(f"{find_folder(folder)}.options"), name) for folder, name in named)
     types = [EngineConfig, PluginOptions, *known]
     return types if plugins is None else types + plugins.option_types(types)
 
@@ -114,42 +116,42 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     """The options of an engine, checked; sizes may be text, such as "2GiB". torch is not imported for it.
 
     Raises:
-        UnknownOption: an option that nobody has, such as one of a capability that is not installed.
+        UnknownOption: an option of no class, such as one of a capability that is not installed.
         InvalidConfig: a value that cannot work.
     """
     types = option_types(PluginOptions(plugins=options.get("plugins")))
-    sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
+    sizes = {each.name for kind in types for each in fields(kind) if each.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
     with code_of_others("an option of a plugin cannot be that") if options.get("plugins") else nullcontext():
         return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
-    """Find a model, look at all that its files say, and only then load it.
+    """Find a model, check all its files, and only then load it.
 
     Args:
         config: from `read_config`.
-        use_tqdm: show what is being done.
+        use_tqdm: show the progress of start-up.
 
     Raises:
         InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
-        ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
-            say takes time or memory before it was compared with the headers of its weights.
+        ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. No size in its files
+            costs time or memory before the comparison with the headers of its weights.
     """
-    # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
+    # The rest imports torch, which takes seconds: errors in options, and in the model's name, come before.
     if is_installed("models"):
         import_module("nanoengine.models.names").find_model(config.model)
     with InterruptGuard(), _no_collections():  # torch does not survive Ctrl-C while it is imported
         from nanoengine.core.startup import Startup
 
-        own = {
-            folder: getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)
-            for folder, own in CAPABILITIES.items()
+        classes = {
+            folder: getattr(import_module(f"{find_folder(folder)}.capability"), each.capability)
+            for folder, each in CAPABILITIES.items()
             if is_installed(folder)
         }
         _freeze_modules()
-    first = {folder: kind for folder, kind in own.items() if folder in PROCESSES}
-    kinds = first | dict(config.of(PluginOptions).capabilities) | own
+    first = {folder: kind for folder, kind in classes.items() if folder in PROCESSES}
+    kinds = first | dict(config.of(PluginOptions).capabilities) | classes
     parts: dict[str, Capability] = {name: kind() for name, kind in kinds.items()}
     prepare_forks()
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
@@ -161,7 +163,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """While modules are imported, the garbage collector twice takes 100 ms to look through all that torch has made."""
+    """Turn the garbage collector off during imports, where two collections of torch's objects take 100 ms each."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -172,12 +174,12 @@ def _no_collections() -> Iterator[None]:
 
 
 def description(startup: Startup) -> str:
-    """The start-up line: what runs where, and how long a sequence may be."""
-    name, where = startup.config.model, startup.device.torch_device
+    """The start-up line: model, dtype, device, kernels, threads or attention backend, and longest sequence."""
+    name, device = startup.config.model, startup.device.torch_device
     attention = f"attention by {startup.backend.name}{startup.passed_over}"
-    how = f"{startup.device.num_threads} threads" if where.type == "cpu" else attention
-    what = f"{name[-60:]}: {str(startup.dtype).removeprefix('torch.')} on {where}, {startup.layers_by}"
-    return f"{what}{startup.kernels.name} kernels, {how}, context {startup.max_model_len} tokens"
+    units = f"{startup.device.num_threads} threads" if device.type == "cpu" else attention
+    model = f"{name[-60:]}: {str(startup.dtype).removeprefix('torch.')} on {device}, {startup.layers_by}"
+    return f"{model}{startup.kernels.name} kernels, {units}, context {startup.max_model_len} tokens"
 
 
 def details(startup: Startup) -> str:
@@ -185,34 +187,35 @@ def details(startup: Startup) -> str:
     kernels = f"kernels: {startup.kernels.name} ({startup.kernels.description})"
     kernels += f"; attention: {startup.backend.name}{startup.passed_over}"
     pool = f"KV pool: {startup.num_blocks} blocks x {startup.block_size} tokens"
-    words = (own.describe_itself(startup) for own in startup.capabilities)
+    words = (each.describe_itself(startup) for each in startup.capabilities)
     return "; ".join(filter(None, [startup.model_config.architecture, kernels, pool, *words]))
 
 
 @cache
 def _freeze_modules() -> None:
-    """What torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later. Once in a process,
-    as what is left of an engine that was closed must be collected.
+    """Exclude the objects of torch's modules from garbage collection, which would take 100 ms for them. Once in a process, since
+    the objects of a closed engine must be collected.
     """
-    if gc.get_freeze_count() < 10_000:  # else the process has done so
+    if gc.get_freeze_count() < 10_000:  # else the process has frozen them
         gc.freeze()
 
 
 def is_installed(folder: str) -> bool:
-    """Whether the folder of a capability is there, and what it needs."""
-    own = CAPABILITIES.get(folder, Entry(""))
-    is_there = own.package is None or find_spec(own.package) is not None
-    return is_there and all(find_folder(name) is not None for name in (folder, *own.needs))
+    """Whether the folder of a capability exists, with all that it needs."""
+    entry = CAPABILITIES.get(folder, CapabilityEntry(""))
+    has_package = entry.package is None or find_spec(entry.package) is not None
+    return has_package and all(find_folder(name) is not None for name in (folder, *entry.needs))
 
 
 @cache
 def find_folder(name: str) -> str | None:
-    """The package of a folder, in whichever room it is; None if it was deleted."""
+    """The package of a folder in one of ROOMS; None if it was deleted."""
     rooms = (room for room in ROOMS if find_spec(room) is not None)
     return next((f"{room}.{name}" for room in rooms if find_spec(f"{room}.{name}") is not None), None)
 
 
 def not_installed(folder: str) -> InvalidConfig:
+    """The error for a capability that is not installed."""
     return InvalidConfig(
         f"{folder.replace('_', ' ')} is not installed: the folder {folder} of nanoengine, or what it needs, is not there"
     )

@@ -1,4 +1,4 @@
-"""Folders for what this user keeps between runs: compiled kernels, fetched models, what was tuned."""
+"""Cache folders of the user: compiled kernels, fetched models, tuned parameters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def cache_folder(kind: str) -> Path:
-    """Where files of a kind are kept: below $XDG_CACHE_HOME, or ~/.cache; where this user has no home, as in some containers,
-    below the system's folder for temporary files. Never below the working directory: that may be anybody's.
+    """The folder of a kind of files: below $XDG_CACHE_HOME, or ~/.cache; without a home folder, as in some containers, below the
+    system's folder for temporary files. Never below the working directory, which may belong to another user.
     """
     for root in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(root):

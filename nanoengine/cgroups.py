@@ -1,4 +1,4 @@
-"""What control groups, of version 2 or 1, let this process take: each limit that stands on the way to the root counts."""
+"""Limits of control groups, of version 2 or 1, for this process: each limit on the path to the root counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Where the groups are, and the list of those that this process is in."""
+"""The folder of all groups, and the list of the groups of this process."""
 
 QUOTAS = "cpu.max", "cpu.cfs_quota_us cpu.cfs_period_us"
 """Files with a quota of CPU time and its period, both in microseconds."""
@@ -30,6 +30,6 @@ def limits(controller: str, *kinds: str) -> Iterator[tuple[Path, int, int]]:
 
 
 def within_quota(num_threads: int) -> int:
-    """Of so many threads, those that the quotas of CPU time let run all the time; at least one."""
+    """The number of threads that the quotas of CPU time let run all the time, from 1 to `num_threads`."""
     quotas = (quota // period for _, quota, period in limits("cpu", *QUOTAS) if quota > 0)  # -1: none
     return max(1, min([num_threads, *quotas]))

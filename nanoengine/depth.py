@@ -1,4 +1,4 @@
-"""Depth: how many tables and lists may be inside each other in what users give. Who walks them calls itself, and has an end."""
+"""The limit of nested tables and lists in values from users: functions that traverse them are recursive."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ MAX_DEPTH = 64
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether there are more than `MAX_DEPTH` of them."""
-    level = _inside([value])
+    """Whether more than `MAX_DEPTH` tables and lists are nested in a value."""
+    level = _containers([value])
     for _ in range(MAX_DEPTH):
         if not level:
             return False
-        level = _inside(inner for own in level for inner in (own.values() if isinstance(own, Mapping) else own))
+        level = _containers(inner for each in level for inner in (each.values() if isinstance(each, Mapping) else each))
     return bool(level)
 
 
-def _inside(values: Iterable[object]) -> list[Any]:
+def _containers(values: Iterable[object]) -> list[Any]:
     """The tables and lists among values."""
-    return [own for own in values if isinstance(own, Mapping | list | tuple)]
+    return [value for value in values if isinstance(value, Mapping | list | tuple)]

@@ -1,16 +1,16 @@
-"""Every error that a user of nanoengine can meet, by name: those of the core, and those that its extensions add."""
+"""All named errors of nanoengine: the core's, and further ones."""
 
 from nanoengine.core.errors import *  # noqa: F403
 from nanoengine.core.errors import NanoEngineError
 
 
 class FetchFailed(NanoEngineError, RuntimeError):
-    """A model could not be downloaded, was damaged on its way, or cannot be kept."""
+    """A model could not be downloaded, was damaged on the way, or cannot be stored."""
 
 
 class GrammarsUnavailable(NanoEngineError, RuntimeError):
-    """The process that compiles grammars cannot be started, whatever the grammar is: the same request may be granted later."""
+    """The process that compiles grammars cannot be started, whatever the grammar is: the same request may succeed later."""
 
 
 class MissingPackage(NanoEngineError, ImportError):
-    """What was asked for takes a package that is not installed; the message says how to install it."""
+    """A request needs a package that is not installed; the message says how to install it."""

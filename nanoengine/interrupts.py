@@ -1,4 +1,6 @@
-"""Who uses an engine: one thread at a time. Ctrl-C lands while a step is computed, never between two states of the engine."""
+"""InterruptGuard: one thread at a time uses an engine, and Ctrl-C interrupts a computation, never a change of the engine's
+state.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ from nanoengine.core.messages import Launched, StepPlan, StepResult
 
 @cache
 def prepare_forks() -> None:
-    """Let processes that are forked from this one make engines of their own, which compute in one thread.
-
-    A fork has none of the threads that torch and the kernels have made, and would wait for them for ever.
+    """Let forks of this process make engines, which compute in one thread: a fork does not have the threads of torch and of the
+    kernels, and would wait for them for ever.
     """
     import torch
 
@@ -26,10 +27,10 @@ def prepare_forks() -> None:
 
 
 class InterruptGuard:
-    """Holds KeyboardInterrupt back while it is entered; raises it in `allowed` regions, or at the end. Other threads wait.
+    """Defers KeyboardInterrupt while it is entered; raises it in `allowed` regions, or at the end. Other threads wait.
 
-    Without it a signal could stop the scheduler between taking a block and noting it. It does nothing where Ctrl-C does not
-    raise KeyboardInterrupt anyway: outside the main thread, or under a handler of the application's own.
+    Without it a signal could stop the scheduler between the allocation of a block and its record. It does nothing where Ctrl-C
+    does not raise KeyboardInterrupt: outside of the main thread, or under a handler of the application.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class InterruptGuard:
 
 
 class Interruptible:
-    """An executor whose work may be interrupted: the engine handles what it raises, and all sequences resume."""
+    """An executor that may be interrupted: the engine handles the KeyboardInterrupt, and all sequences resume."""
 
     def __init__(self, executor: Executor, guard: InterruptGuard):
         self.executor, self.guard = executor, guard

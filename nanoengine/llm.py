@@ -1,4 +1,4 @@
-"""LLM: the front door. It runs an engine until its callers have what they asked for, and shows progress."""
+"""LLM: the offline interface of an engine, and its loop, with progress bars."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class LLM(CoreLLM):
 
     Args:
         model: "demo" (bundled), "smollm2" (once fetched), a local folder, a .gguf file, or a hub name such as "Qwen/Qwen3-0.6B".
-        use_tqdm: show what start-up is doing: compiling kernels, loading weights, recording.
-        options: those of the engine, and of its capabilities.
+        use_tqdm: show the progress of start-up: compiling kernels, loading weights, recording.
+        options: of the engine, and of its capabilities.
 
     Raises:
         UnknownOption, InvalidConfig, KVCacheTooSmall: an option is unknown, or cannot work.
@@ -70,14 +70,14 @@ class LLM(CoreLLM):
         Args:
             prompts: a string, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}; or a list of such.
             sampling_params: one for all prompts, or one for each. None: `get_default_sampling_params()`.
-            cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
-                learn from response times what others have asked.
+            cache_salt: cached prefixes are shared only among calls of equal salt: tenants with different salts cannot
+                learn the prompts of others from response times.
             lora_request: the adapter for all prompts, or one (or None) for each.
-            use_tqdm: show how far it is, and how fast, if standard error is a terminal or a notebook's page.
+            use_tqdm: show a progress bar, if standard error is a terminal or a notebook's page.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
-            StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
+            StepFailed: an exception inside a step; its `outputs` hold the results of all requests.
         """
         requests = self.make_requests(prompts, sampling_params, cache_salt)
         self.adapt(requests, lora_request)
@@ -86,13 +86,13 @@ class LLM(CoreLLM):
     def make_requests(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Any, cache_salt: str = ""
     ) -> list[Request]:
-        """A request for each prompt; nothing runs yet."""
+        """A request for each prompt, not submitted yet."""
         listed = plain_prompts(prompts)
         pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
         return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
 
     def _adapters(self) -> Adapters:
-        """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
+        """The adapters of the engine; raises InvalidConfig or InvalidRequest without any."""
         if not is_installed("lora"):
             raise not_installed("lora")
         from nanoengine.features.lora.adapters import adapters_of
@@ -102,7 +102,7 @@ class LLM(CoreLLM):
     def adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
         """Set the adapters of requests that do not run yet: one for all, or one (or None) for each. Raises as `generate`."""
         is_list = isinstance(wanted, list | tuple)
-        if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
+        if wanted is not None and not (is_list and all(each is None for each in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
 
     def chat(
@@ -120,9 +120,9 @@ class LLM(CoreLLM):
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
 
-        `tools` are JSON schemas of functions that the model is told about. `tool_choice` is "none", "auto", "required" or a
-        function, and `parallel_tool_calls` whether there may be several, as in OpenAI's interface; `chats.read` says what an
-        output calls. `chat_template_kwargs` are passed to the
+        `tools` are JSON schemas of functions that the model may call. `tool_choice` is "none", "auto", "required" or a
+        function, and `parallel_tool_calls` whether there may be several, as in OpenAI's interface; `chats.read` reads the calls
+        of an output. `chat_template_kwargs` are passed to the
         template, such as {"enable_thinking": False} for Qwen3. Otherwise as `generate`.
         """
         if not isinstance(messages, Sequence):
@@ -133,31 +133,31 @@ class LLM(CoreLLM):
             return []
         is_one = isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
-        for own in conversations:
-            if not isinstance(own, Sequence):
-                raise InvalidPrompt("messages", f" holds {shown(own)}: a conversation is a list of messages")
+        for each in conversations:
+            if not isinstance(each, Sequence):
+                raise InvalidPrompt("messages", f" holds {shown(each)}: a conversation is a list of messages")
         rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
         if not (is_installed("tool_calls") or tools or tool_choice):
-            token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
+            token_ids = [self.tokenizer.encode_chat(each, chat_template_kwargs) for each in conversations]
             return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
-        prompts = [self.chats.prompt(own, tools, tool_choice, **options) for own in conversations]  # type: ignore[arg-type]
+        prompts = [self.chats.prompt(each, tools, tool_choice, **options) for each in conversations]  # type: ignore[arg-type]
         token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
         if tools and not is_installed("sampling"):
             raise not_installed("sampling")
         if is_installed("sampling"):
             from nanoengine.features.sampling.params import SamplingParams
 
-            given = [own or self.engine.default_params for own in params_list(sampling_params, len(prompts))]
+            listed = [each or self.engine.default_params for each in params_list(sampling_params, len(prompts))]
             sampling_params = [
-                prompt.params(own) if isinstance(own, SamplingParams) else own
-                for prompt, own in zip(prompts, given, strict=True)
+                prompt.params(each) if isinstance(each, SamplingParams) else each
+                for prompt, each in zip(prompts, listed, strict=True)
             ]
         return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
 
     @cached_property
     def chats(self) -> Chats:
-        """Renders chats, and reads what answers say: `chats.read(output, tools)`."""
+        """Renders chats, and parses answers: `chats.read(output, tools)`."""
         if not is_installed("tool_calls"):
             raise not_installed("tool_calls")
         from nanoengine.features.tool_calls.chats import Chats
@@ -173,7 +173,7 @@ class LLM(CoreLLM):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
-        """Embeddings of prompts, in their order. None: pooled and normalized as the model was made for.
+        """Embeddings of prompts, in their order. Params of None: pooling and normalization of the model.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams, StepFailed: as `generate`.
@@ -183,10 +183,11 @@ class LLM(CoreLLM):
         from nanoengine.features.pooling.outputs import EmbeddingOutput
         from nanoengine.features.pooling.params import PoolingParams
 
-        own = PoolingParams() if params is None else params
-        if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
+        pooling = PoolingParams() if params is None else params
+        listed = pooling if isinstance(pooling, Sequence) else [pooling]
+        if not all(isinstance(each, PoolingParams) for each in listed):
             raise InvalidSamplingParams("params", f" must be PoolingParams or a list of them, not {shown(params)}")
-        requests = self.make_requests(prompts, own, cache_salt)
+        requests = self.make_requests(prompts, pooling, cache_salt)
         self.adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
@@ -211,7 +212,7 @@ class LLM(CoreLLM):
         from nanoengine.features.beam_search.search import Search, beam_search
         from nanoengine.features.sampling import params as sampling
 
-        asked = plain_prompts(prompts)
+        listed = plain_prompts(prompts)
         adapters = None if lora_request is None else self._adapters()
         adapter = None if adapters is None or lora_request is None else adapters.find(lora_request)
 
@@ -219,14 +220,14 @@ class LLM(CoreLLM):
             if adapters is not None and adapter is not None:
                 adapters.use(request, adapter)
 
-        with _bar(len(asked), use_tqdm) as bar:
+        with _bar(len(listed), use_tqdm) as bar:
 
             def after_step(searches: list[Search]) -> None:
                 bar.update(sum(search.is_over for search in searches) - bar.n)
 
             with self._interrupts:
-                own = sampling.SamplingParams
-                return beam_search(self.engine, asked, params, own, after_step=after_step, prepare=prepare)
+                kind = sampling.SamplingParams
+                return beam_search(self.engine, listed, params, kind, after_step=after_step, prepare=prepare)
 
     def stream(
         self,
@@ -235,10 +236,10 @@ class LLM(CoreLLM):
         *,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[str]:
-        """Complete one prompt and yield its text piece by piece, as soon as each piece is final.
+        """Complete one prompt and yield its text in pieces, as soon as each piece is final.
 
-        The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
-        piece is asked for; closing the iterator early aborts the request.
+        The concatenated pieces are the text that `generate` returns. The prompt is checked at the call and queued at the first
+        `next`; closing the iterator early aborts the request.
         """
         request = self.engine.make_request(plain_prompt(prompt), sampling_params)
         self.adapt([request], lora_request)
@@ -256,45 +257,45 @@ class LLM(CoreLLM):
 
     @property
     def metrics(self) -> EngineMetrics:
-        """All that the engine counts, as it stands now."""
+        """All counters of the engine, now."""
         return self.built.metrics.snapshot(self.engine)
 
     @property
     def cache_stats(self) -> CacheStats:
-        """How much of what was asked for the prefix cache had."""
+        """Counters of hits in the prefix cache."""
         return self.metrics.cache
 
     def listen_to_kv_events(self, listener: KVEventListener | None) -> None:
-        """Call `listener` with each block of the prefix cache that comes or goes, for a router of requests; None ends it.
+        """Call `listener` with each block that the prefix cache adds or drops, for a router of requests; None ends it.
 
-        It hears first of all that is cached now, and after each step of what has changed in it.
+        The first events have all blocks of the cache now; changes follow after each step.
         """
         self.built.metrics.events.attach(listener, self.engine)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
+        """Drop all cached prefixes, also in host memory and on disk; refused (False) while any request runs."""
         with self._interrupts:
             return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Abort what runs and give the memory back; Ctrl-C waits for that. Closing twice is allowed."""
+        """Abort all requests and free the memory; Ctrl-C waits for it. Closing twice is allowed."""
         with self._interrupts:
             super().close()
 
     def _run_with_bar(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
         metrics = self.built.metrics if use_tqdm and "observability" in self.built.capabilities else None
-        before, own = None if metrics is None else copy(metrics.steps), {own.request_id for own in requests}
+        before, ids = None if metrics is None else copy(metrics.steps), {request.request_id for request in requests}
         with _bar(len(requests), use_tqdm) as bar, self._interrupts:
 
             def after_step(advanced: Sequence[Request]) -> None:
                 if metrics is not None and before is not None:
                     bar.set_postfix_str(metrics.progress(self.engine, before), refresh=False)
-                bar.update(sum(request.finished and request.request_id in own for request in advanced))
+                bar.update(sum(request.finished and request.request_id in ids for request in advanced))
 
             return self.run(requests, after_step)
 
     def stream_request(self, request: Request) -> Generator[str, None, None]:
-        """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
+        """Stream a request of `make_requests`, as `stream` does; `request.output()` is its result so far."""
         sent, is_over = 0, False
         try:
             with self._interrupts:

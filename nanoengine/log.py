@@ -1,4 +1,4 @@
-"""The log on standard error: plain lines for scripts; for services, lines with a time and a level, or of JSON."""
+"""The log on standard error: plain lines for scripts; lines with time and level, or JSON, for services."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("nanoengine")
 
 
 class Lines(logging.Formatter):
-    """Makes a line of a record, as `kind` says: "plain", or one of FORMATS. A line of JSON has arguments with names as fields."""
+    """Formats records as lines of a `kind`: "plain", or one of FORMATS. A line of JSON has named arguments as fields."""
 
     def __init__(self, kind: str):
         layout = "nanoengine: %(message)s" if kind == "plain" else "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -42,7 +42,7 @@ def show_log(level: str | None = None, kind: str = "plain") -> None:
 
     Args:
         level: one of LEVELS, the lowest that this package shows. None: "info", unless it was set before.
-        kind: see `Lines`. One of FORMATS shows what other packages warn of, and errors that nobody has caught, in the same way.
+        kind: see `Lines`. One of FORMATS shows warnings of other packages, and uncaught errors, in the same way.
     """
     root = logging.getLogger()
     if level or logger.level == logging.NOTSET:
@@ -56,12 +56,12 @@ def show_log(level: str | None = None, kind: str = "plain") -> None:
         root.setLevel(max(logger.level, logging.WARNING))
         logging.captureWarnings(True)
         sys.excepthook = lambda *error: logger.critical("an error ends the process", exc_info=error)
-        threading.excepthook = lambda own: logger.critical("an error ends a thread", exc_info=own.exc_value)
-        sys.unraisablehook = lambda own: logger.error("an error was ignored", exc_info=own.exc_value)
+        threading.excepthook = lambda args: logger.critical("an error ends a thread", exc_info=args.exc_value)
+        sys.unraisablehook = lambda args: logger.error("an error was ignored", exc_info=args.exc_value)
 
 
 def log_of_child() -> tuple[str, str]:
-    """The arguments of `show_log` in a process that this one starts: lines of the same kind, but no less than warnings."""
+    """The arguments of `show_log` in a child process: lines of the same kind, of warnings at least."""
     handlers = [*logger.handlers, *logging.getLogger().handlers]
     kinds = (handler.formatter.kind for handler in handlers if isinstance(handler.formatter, Lines))
     return "warning" if logger.isEnabledFor(logging.WARNING) else "error", next(kinds, "plain")

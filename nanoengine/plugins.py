@@ -1,4 +1,4 @@
-"""Plugins: capabilities and families of models from modules outside of this package. Nothing is loaded that was not named."""
+"""Plugins: capabilities and families of models from modules outside of this package. Only named modules are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanoengine.core.errors import InvalidConfig, NanoEngineError, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOptions:
-    """What is added to this package.
+    """Options of plugins.
 
     Args:
         plugins: names of modules, such as my_package.mine, each with a capability or a family of models.
@@ -35,41 +35,41 @@ class PluginOptions:
         self.option_types([])
 
     def __reduce__(self) -> tuple[Callable[..., PluginOptions], tuple[Any, ...]]:
-        # A config has these options first: the classes of those that come behind them may be found on these paths alone.
+        # A config has these options first: the classes of the others may be importable from these paths alone.
         return _in_another_process, (self.plugins, [os.path.abspath(path) for path in sys.path if self.plugins])
 
     @property
     def capabilities(self) -> Mapping[str, type[Capability]]:
-        """By where they are."""
-        found = {f"{name}.CAPABILITY": _load(name)[0] for name in self.plugins or ()}
-        return {name: own for name, own in found.items() if own is not None}
+        """The capabilities, by MODULE.CAPABILITY."""
+        loaded = {f"{name}.CAPABILITY": _load(name)[0] for name in self.plugins or ()}
+        return {name: capability for name, capability in loaded.items() if capability is not None}
 
     @property
     def families(self) -> list[Any]:
-        """Modules such as those in models/families."""
+        """The families: modules like those in models/families."""
         return [family for name in self.plugins or () if (family := _load(name)[1]) is not None]
 
     def option_types(self, known: Sequence[type]) -> list[type]:
-        """The classes of their options; raises InvalidConfig for an option without a default, or with a name of `known`."""
-        taken = {field.name for kind in known for field in fields(kind)}
-        found = [(name, own.options) for name, own in self.capabilities.items() if own.options is not None]
-        for name, kind in found:
+        """The classes of the plugins' options; raises InvalidConfig for one without a default, or with a name of `known`."""
+        names = {field.name for kind in known for field in fields(kind)}
+        kinds = [(name, each.options) for name, each in self.capabilities.items() if each.options is not None]
+        for name, kind in kinds:
             if not is_dataclass(kind):
                 raise InvalidConfig(f"{name}.options is {shown(kind)}: it must be a frozen dataclass")
             for field in fields(kind):
-                if field.name in taken or field.default is field.default_factory is MISSING:
-                    why = "must have another name" if field.name in taken else "must have a default"
+                if field.name in names or field.default is field.default_factory is MISSING:
+                    why = "must have another name" if field.name in names else "must have a default"
                     raise InvalidConfig(f"{name}.options: the field {shown(field.name)} {why}")
-                taken.add(field.name)
+                names.add(field.name)
             with code_of_others(f"the types of {name}.options cannot be read"):
                 get_type_hints(kind)
-        return [kind for _, kind in found]
+        return [kind for _, kind in kinds]
 
 
 @contextmanager
 def code_of_others(what: str) -> Iterator[None]:
-    """Code of a plugin runs inside, and raises what it likes, such as SystemExit: it becomes an InvalidConfig that begins with
-    `what`. Errors with names stay, and so does Ctrl-C.
+    """A context for code of a plugin: any exception, also SystemExit, becomes an InvalidConfig that begins with `what`. Named
+    errors and Ctrl-C stay.
     """
     try:
         yield
@@ -80,7 +80,7 @@ def code_of_others(what: str) -> Iterator[None]:
 
 
 def _in_another_process(names: tuple[str, ...] | None, paths: Sequence[str]) -> PluginOptions:
-    """The same, where modules are looked for last where the first process looks for them."""
+    """Unpickle the options: the import paths of the first process are added behind those of this one."""
     sys.path.extend(path for path in paths if path not in sys.path)
     return PluginOptions(plugins=names)
 
@@ -90,11 +90,11 @@ def _load(name: str) -> tuple[type[Capability] | None, Any]:
     where = "it must be installed, or in a folder of PYTHONPATH"
     with code_of_others(f"plugins names {shown(name)}, which cannot be imported ({where})"):
         module = import_module(name)
-    own = getattr(module, "CAPABILITY", None)
+    capability = getattr(module, "CAPABILITY", None)
     is_family = hasattr(module, "ARCHITECTURES") and callable(getattr(module, "read_config", None))
-    if not (is_family if own is None else isinstance(own, type) and issubclass(own, Capability)):
+    if not (is_family if capability is None else isinstance(capability, type) and issubclass(capability, Capability)):
         raise InvalidConfig(
-            f"plugins names {shown(name)}, whose CAPABILITY is {shown(own)}: it must be a subclass of "
+            f"plugins names {shown(name)}, whose CAPABILITY is {shown(capability)}: it must be a subclass of "
             "nanoengine.core.capability.Capability, or the module have ARCHITECTURES and read_config of a family of models"
         )
-    return own, module if is_family else None
+    return capability, module if is_family else None

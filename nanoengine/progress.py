@@ -1,4 +1,4 @@
-"""What start-up is doing while its user waits: a line for each stage, gone when it is over; in a log, at most one of them."""
+"""Progress of start-up: a line for each stage while it runs on a terminal; in a log, at most one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_reader() -> bool:
 
 
 def new_bar(*, shown: bool, **options: Any) -> tqdm[Any]:
-    """A bar of tqdm, which draws nothing where nobody could see it; in a notebook a widget, if it has those."""
+    """A bar of tqdm, which draws nothing without a terminal; in a notebook a widget, if it has widgets."""
     kind: Any = tqdm
     if is_notebook():
         from tqdm.auto import tqdm as kind  # type: ignore[no-redef]  # it imports asyncio, too, which takes 30 ms
@@ -37,12 +37,12 @@ def new_bar(*, shown: bool, **options: Any) -> tqdm[Any]:
 
 @contextmanager
 def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool) -> Iterator[Callable[[], object]]:
-    """Show what is being done for as long as it is; what it gives counts one of `total` as done.
+    """Show a stage while it runs; the result is a function that counts one of `total` parts as done.
 
     Args:
-        name: of what is done.
+        name: of the stage.
         total: number of its parts; None shows the name alone.
-        unit: what a part is called.
+        unit: name of a part.
         shown: False prints nothing.
     """
     if shown and total is None and not has_reader():

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them: "2GiB"."""
+"""Sizes in bytes as text for people, such as "2GiB"."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(ib?|b)?|b)?")
 
 
 def size(name: str, text: str) -> int:
-    """Bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes.
+    """The bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes.
 
     Raises:
-        InvalidConfig: it is none; the message calls it by `name`.
+        InvalidConfig: the text is no size; the message begins with `name`.
     """
     match = SIZE.fullmatch(text[:50].strip().lower().replace(" ", ""))
     if match is None:
@@ -23,7 +23,7 @@ def size(name: str, text: str) -> int:
 
 
 def told(num_bytes: int) -> str:
-    """Bytes as messages have them: "1.5 GiB"; fewer than 1024 as they are."""
+    """The text of a number of bytes in messages: "1.5 GiB"; fewer than 1024 as they are."""
     for bits, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 1 << bits:
             return f"{num_bytes / (1 << bits):,.3f}".rstrip("0").rstrip(".") + f" {unit}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.features.pooling.files import of_folder
+from nanoengine.features.pooling.files import defaults_of_folder
 from nanoengine.serve import sampling_options
 from nanoengine.serve.arguments import standard_input
 from nanoengine.serve.server.command import read_options
@@ -50,7 +50,7 @@ def test_of_what_says_how_embeddings_are_made(tmp_path: Path) -> None:
     modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
     (tmp_path / "modules.json").write_text(MARK + json.dumps(modules), "utf-8")
     (tmp_path / "1_Pooling/config.json").write_text(MARK + json.dumps({"pooling_mode_mean_tokens": True}), "utf-8")
-    assert of_folder(tmp_path).pooling == "mean"
+    assert defaults_of_folder(tmp_path).pooling == "mean"
 
 
 def test_of_what_the_command_line_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

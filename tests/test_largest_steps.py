@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.builder import CAPABILITIES, Entry, find_folder, read_config
+from nanoengine.builder import CAPABILITIES, CapabilityEntry, find_folder, read_config
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.sampler import Sampler
 from nanoengine.core.startup import Startup
@@ -15,7 +15,7 @@ from nanoengine.core.startup import Startup
 def parts() -> list[Any]:
     from importlib import import_module
 
-    def made(folder: str, own: Entry) -> Any:
+    def made(folder: str, own: CapabilityEntry) -> Any:
         return getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)()
 
     return [made(folder, own) for folder, own in CAPABILITIES.items()]

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("core", "kernels", "models", "features", "serve", "scale", "demo")
-BESIDE = ("errors", "sizes", "cgroups", "ram", "counts", "depth", "caches", "progress", "log", "interrupts", "plugins")
-BESIDE += ("thought", "prompts")
+BESIDE = ("errors", "sizes", "cgroups", "ram", "depth", "caches", "progress", "log", "interrupts", "plugins")
+BESIDE += ("prompts", "child_process", "options")
 """Files that every room but the core may import."""
 
 ORDER = ("core", *BESIDE, "kernels", "models", "features", "builder", "llm", "serve", "scale")

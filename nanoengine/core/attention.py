@@ -1,4 +1,4 @@
-"""Attention over a paged K/V cache: what a layer asks for, what a step tells a backend, and what a backend must do."""
+"""Attention over a paged K/V cache: the spec of a layer, the metadata of a step, and the interface of a backend."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ import torch
 from torch import Tensor
 
 KVLayer = tuple[Tensor, Tensor]
-"""K and V of one layer, each of the shape that the backend asked for."""
+"""K and V of one layer, each of the shape `kv_shape`."""
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The attention that a layer computes, over the tokens up to each query. A backend names the fields that it heeds."""
+    """Causal attention of a layer. A backend names the fields that it supports."""
 
     scale: float  # factor of the scores, before the softmax
-    window: int | None = None  # tokens that a query sees, its own included; None: all up to it
-    chunked: bool = False  # whether windows stand still: they begin at multiples of their size
-    sinks: bool = False  # whether every query head has a score that takes weight from the tokens and adds no value
+    window: int | None = None  # tokens visible to a query, itself included; None: all up to it
+    chunked: bool = False  # whether windows are chunks, which begin at multiples of their size
+    sinks: bool = False  # whether every query head has an attention sink: a score without a value
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
 
 
 @dataclass
 class Runs:
-    """Runs of new tokens that are computed together. The lists are host copies of the tensors, so that nobody waits for the
-    device; where a step is recorded, they are bounds, and those of the two lengths are the same only if the lengths are."""
+    """A batch of runs of new tokens. The lists are host copies of the tensors; in a recorded step, upper bounds."""
 
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
-    seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
-    block_tables: Tensor  # [num_seqs, max_blocks] int32; the entries of blocks that no query sees may be anything
+    seq_lens: Tensor  # [num_seqs] int32: visible tokens, the new ones included; 0 in a padding row
+    block_tables: Tensor  # [num_seqs, max_blocks] int32; entries of blocks outside all windows may be anything
     query_lens_list: list[int]
     seq_lens_list: list[int]
-    num_shared: int = 0  # leading tokens, in whole blocks, that all sequences (decodes) have in the same blocks
-    plan: Any = None  # values that a backend computes in the first layer and reuses in the others
+    num_shared: int = 0  # leading tokens of a common prefix, whose blocks are the same in all decodes
+    plan: Any = None  # of a backend, computed in the first layer and reused in the others
 
     @cached_property
     def longest(self) -> int:
-        """Most new tokens of a run."""
+        """Longest run, in new tokens."""
         return max(self.query_lens_list)
 
     @cached_property
@@ -51,7 +50,7 @@ class Runs:
 
 @dataclass(kw_only=True)
 class AttentionMetadata(Runs):
-    """All runs of one step in layers that share block tables, and where their K/V are written.
+    """All runs of one step in the layers of a KV group, and the slots of their K/V.
 
     The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any
     length. Both are cut out once per step.
@@ -60,7 +59,7 @@ class AttentionMetadata(Runs):
     kv_cache: list[KVLayer]
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     num_decodes: int
-    rows: Tensor | None = None  # [num_seqs] int32: where the runner keeps each sequence
+    rows: Tensor | None = None  # [num_seqs] int32: row of each sequence in the runner
 
     @cached_property
     def decodes(self) -> Runs | None:
@@ -74,7 +73,7 @@ class AttentionMetadata(Runs):
 
     @cached_property
     def num_decode_tokens(self) -> int:
-        """New tokens of the decodes; those of the chunks stand behind them."""
+        """New tokens of the decodes, which precede the tokens of the chunks."""
         return sum(self.query_lens_list[: self.num_decodes])
 
     def _runs(self, first: int, last: int, num_shared: int) -> Runs | None:
@@ -92,14 +91,14 @@ class AttentionMetadata(Runs):
 
 
 class CoreAttentionBackend(ABC):
-    """One way to compute paged attention.
+    """An implementation of paged attention.
 
     K and V of the whole batch are written before any attention of the same layer: sequences of one step may read each other's
-    blocks. No result depends on a slot that no token was written to: it may hold anything, NaN included.
+    blocks. No result depends on a slot without a token: it may hold anything, NaN included.
     """
 
     name: str
-    default_block_size = 16  # tokens, if the user says nothing
+    default_block_size = 16  # tokens
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -110,8 +109,7 @@ class CoreAttentionBackend(ABC):
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. k and v may be
-        strided views: rows need not be contiguous."""
+        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim], perhaps strided views."""
 
     @abstractmethod
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""BlockManager: which blocks of the KV pool hold the K/V of which sequence, and which of them can be reused (prefix cache)."""
+"""BlockManager: block tables of sequences in the KV pool, reference counts, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 import xxhash
 
 from nanoengine.core.messages import NULL_BLOCK, Entries
-from nanoengine.core.seams import Faults, KVLayout, KVStore, ask
+from nanoengine.core.seams import Faults, KVLayout, KVStore, call_part
 from nanoengine.core.sequence import Sequence
 
 
 class Cached(NamedTuple):
-    """Which cached full block is stored in a block of the pool."""
+    """The full block of a prefix that a block of the pool holds."""
 
     group: int
     hash: bytes
@@ -29,16 +29,16 @@ class BlockManager:
     """Reference counts, an LRU list of free blocks, and an index from the hash of a prefix to the block that holds its end.
 
     A free block keeps its K/V until it is allocated again. Hashes are chained (each covers all tokens before it), 128 bits
-    wide, and seeded with a secret; a hit also compares the tokens of every block, so no request can be given the K/V of other
-    tokens. A block is in the index when the step that computed it was committed. Every call that takes blocks takes all it
+    wide, and seeded with a secret; a hit also compares the tokens of every block, so no request can read the K/V of other
+    tokens. A block is in the index when the step that computed it was committed. A call allocates all blocks that it
     needs, or none.
 
     Args:
         num_blocks: usable blocks; block 0 is one more, the null block.
         block_size: tokens of a block.
-        layouts: one for each KV group (layers that share block tables).
-        stores: other places where blocks are kept. What one raises is logged, and its answer is a miss.
-        enable_prefix_caching: False: a sequence finds only blocks of its own request, such as its own when it resumes.
+        layouts: one for each KV group, the layers with common block tables.
+        stores: caches of blocks outside the pool. Exceptions of a store are logged, and count as misses.
+        enable_prefix_caching: False: hits only within one request, such as of a sequence that resumes.
         seed: of the hashes; None: drawn.
     """
 
@@ -59,7 +59,7 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        # Hash of a block that a running sequence will soon have computed or loaded -> the first such sequence.
+        # Hash of a block that a running sequence computes or loads -> the first such sequence.
         self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
@@ -71,19 +71,19 @@ class BlockManager:
     # ---- blocks of sequences
 
     def admit(self, seq: Sequence, num_cached_blocks: int, faults: Faults) -> bool:
-        """Give a sequence the blocks of its cached prefix, of its other tokens and of the next one. `faults`: of stores."""
+        """Allocate the blocks of a sequence: cached prefix, other tokens and the next one. `faults`: of stores."""
         size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
-        firsts: list[int] = []  # of each table: the index of the first block that is still visible
+        firsts: list[int] = []  # of each table: index of the first block in the window
         ends: list[int] = []
         pinned: list[int] = []
-        loads: list[tuple[int, int]] = []  # (group, place) of blocks that stores have
+        loads: list[tuple[int, int]] = []  # (group, index) of blocks in stores
         for group, layout in enumerate(self.layouts):
             first = layout.first_seen(cached) // size
             held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first:num_cached_blocks]]
             pinned += filter(None, held)
-            loads += [(group, place) for place, block in enumerate(held, first) if block == NULL_BLOCK]
+            loads += [(group, index) for index, block in enumerate(held, first) if block == NULL_BLOCK]
             ends.append(self._blocks_for(layout.reserve(cached, seq.num_tokens + 1)))
             num_new += held.count(NULL_BLOCK) + ends[-1] - num_cached_blocks
             firsts.append(first)
@@ -93,11 +93,11 @@ class BlockManager:
         for block in pinned:
             self.ref_counts[block] += 1
             self.free_blocks.pop(block, None)
-        lost = self.tell("hold", hashes[:num_cached_blocks])  # what is evicted below must not push them out
-        for group, place in loads:
-            self.pending.setdefault(hashes[place][0], seq)
-            tables[group][place] = self._allocate()
-            ask(lost, self, "_load", None, group, *hashes[place], tables[group][place])
+        lost = self.call_stores("hold", hashes[:num_cached_blocks])  # the evictions below must not drop these blocks
+        for group, index in loads:
+            self.pending.setdefault(hashes[index][0], seq)
+            tables[group][index] = self._allocate()
+            call_part(lost, self, "_load", None, group, *hashes[index], tables[group][index])
         admitted = SimpleNamespace(concerns={seq}.__contains__)  # no other sequence must end
         faults += [(admitted, error) for _, error in lost]
         for table, end in zip(tables, ends, strict=True):
@@ -108,11 +108,11 @@ class BlockManager:
         return True
 
     def grow(self, seq: Sequence, num_tokens: int, changes: list[Entries]) -> bool:
-        """Make room for the first `num_tokens` tokens of a running sequence; blocks that its next tokens see no more are given
-        back.
+        """Allocate blocks for the first `num_tokens` tokens of a running sequence; blocks outside the windows of its next tokens
+        are released.
 
         Args:
-            changes: what changes in its tables is appended.
+            changes: of its block tables; appended.
 
         Returns:
             False, and nothing changed, if there are not enough blocks.
@@ -143,27 +143,27 @@ class BlockManager:
         return True
 
     def release(self, seq: Sequence) -> None:
-        """Take all blocks of a sequence back, the last first: the beginning is likelier to be asked for again."""
+        """Release all blocks of a sequence, the last first: another hit of the beginning is likelier."""
         for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
             self._release(table[first:])
         seq.block_tables, seq.first_blocks = [], []
         seq.num_published = seq.num_written = seq.num_slots = seq.num_computed = 0
         if self.pending:
-            self.pending = {hash: owner for hash, owner in self.pending.items() if owner is not seq}
+            self.pending = {hash: by for hash, by in self.pending.items() if by is not seq}
 
     def _release(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free_blocks[block] = None
-                if self.contents[block] is None:  # nobody can find it: it is the next to be taken
+                if self.contents[block] is None:  # no hit is possible: it is allocated next
                     self.free_blocks.move_to_end(block, last=False)
 
     def _allocate(self) -> int:
         block, _ = self.free_blocks.popitem(last=False)
         if (cached := self.contents[block]) is not None:
-            self._forget(block)
-            self.tell("evicted", cached.group, cached.hash, cached.tokens, block)
+            self._unpublish(block)
+            self.call_stores("evicted", cached.group, cached.hash, cached.tokens, block)
         if block in self.dirty:
             self.dirty.remove(block)
             self.zeroed.append(block)
@@ -174,27 +174,25 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def _count_slots(self, seq: Sequence) -> None:
-        """The last token that it may have is never computed."""
+        """Set the number of tokens that a sequence can compute in its blocks. Its last possible token is never computed."""
         seq.num_slots = min(min(map(len, seq.block_tables)) * self.block_size, seq.max_num_tokens - 1)
 
     # ---- the prefix cache
 
     def find(self, seq: Sequence) -> int | None:
-        """Blocks of the longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits.
-        None: wait, another running sequence is about to publish a longer part of this prefix (`seq.waits_for`).
-        """
+        """Blocks of the longest cached prefix of a waiting sequence. None: wait, another will publish more (`seq.waits_for`)."""
         hashes = self.hit_hashes(seq)
         pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
-        # With the last of them, all before it are there.
-        seq.waits_for = next((hash for hash in reversed(pending) if any(hash not in own for own in self.index)), None)
+        # A block is published after all blocks before it.
+        seq.waits_for = next((hash for hash in pending[::-1] if any(hash not in each for each in self.index)), None)
         return self.longest_hit(hashes, self.has) if seq.waits_for is None else None
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
-        """(hash, tokens) of the blocks that a sequence could find."""
+        """(hash, tokens) of the blocks of a possible hit."""
         return self._hashes(seq)[: (seq.num_tokens - 1) // self.block_size] if seq.reads_cache else []
 
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
-        """Length of the longest cached prefix, in blocks, behind which every group has all blocks that the next token sees.
+        """Length in blocks of the longest cached prefix behind which every group has all blocks in the window of the next token.
 
         Args:
             has: whether a group has a block: (group, hash, tokens).
@@ -205,23 +203,23 @@ class BlockManager:
             if not layout.forgets:
                 count = next((i for i in range(count) if not has(group, *hashes[i])), count)
         while count:
-            seen = ((group, range(layout.first_seen(count * size) // size, count)) for group, layout in windows)
-            missing = (i for group, places in seen for i in reversed(places) if not has(group, *hashes[i]))
-            if (place := next(missing, None)) is not None:
-                count = place  # who starts behind it sees it
-            elif all(ask([], store, "may_end", False, *hashes[count - 1], has) for store in self.stores):
+            visible = ((group, range(layout.first_seen(count * size) // size, count)) for group, layout in windows)
+            missing = (i for group, indices in visible for i in reversed(indices) if not has(group, *hashes[i]))
+            if (index := next(missing, None)) is not None:
+                count = index  # a start behind this block has it in its window
+            elif all(call_part([], store, "may_end", False, *hashes[count - 1], has) for store in self.stores):
                 break
             else:
                 count -= 1
         return count
 
     def begin(self, seq: Sequence) -> None:
-        """The next steps compute the known tokens of a sequence: others wait for its full blocks."""
+        """Mark the full blocks of a sequence as pending, which its next steps compute: other sequences wait for them."""
         for hash, _ in self._hashes(seq)[seq.num_computed // self.block_size :]:
             self.pending.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
-        """The K/V of the first `num_written` tokens are written: other sequences find its full blocks from now on."""
+        """Add the full blocks of a sequence to the prefix cache, of which `num_written` tokens have their K/V."""
         seq.num_written = num_written
         first, last = seq.num_published, num_written // self.block_size
         if last <= first:
@@ -234,49 +232,47 @@ class BlockManager:
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
                     self.dirty.discard(block)  # all of it was written
-                    self.tell("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
+                    self.call_stores("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.pending:
                 self.pending.pop(hash, None)
         seq.num_published = last
 
     def invalidate(self, seq: Sequence) -> None:
-        """The K/V of a sequence may be wrong: nobody finds its blocks any more, in no store, and they are cleared before their
-        next use.
-        """
+        """Remove the blocks of a sequence, whose K/V may be wrong, from the prefix cache and stores; they are zeroed later."""
         for hash, tokens in seq.block_hashes:
             for group, index in enumerate(self.index):
                 if (block := index.get(hash)) is not None:
-                    self._forget(block)
+                    self._unpublish(block)
                     self.dirty.add(block)
-                self.tell("invalidated", group, hash, tokens)
+                self.call_stores("invalidated", group, hash, tokens)
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
-        """Blocks of a sequence may hold NaN, but for those that can be found: they are cleared before their next use."""
+        """Mark the unpublished blocks of a sequence, which may hold NaN: they are zeroed before their next use."""
         for table in seq.block_tables:
             self.dirty.update(block for block in table if block != NULL_BLOCK and self.contents[block] is None)
 
     def reset(self) -> bool:
-        """Forget all prefixes, in stores too; refused (False) while a sequence has blocks."""
+        """Empty the prefix cache and all stores; refused (False) while a sequence has blocks."""
         if self.num_free < self.num_blocks:
             return False
         for index in self.index:
             for block in list(index.values()):
-                self._forget(block)
-        self.tell("clear")
+                self._unpublish(block)
+        self.call_stores("clear")
         return True
 
-    def tell(self, what: str, *args: object) -> Faults:
-        """Tell all stores; returns those that have raised."""
+    def call_stores(self, method: str, *args: object) -> Faults:
+        """Call a method of all stores; returns the stores that raised."""
         faults: Faults = []
         for store in self.stores:
-            ask(faults, store, what, None, *args)
+            call_part(faults, store, method, None, *args)
         return faults
 
     def _load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         next(store for store in self.stores if store.has(group, hash, tokens)).load(group, hash, tokens, block)
 
-    def _forget(self, block: int) -> None:
+    def _unpublish(self, block: int) -> None:
         cached = self.contents[block]
         assert cached is not None
         self.contents[block] = None
@@ -288,7 +284,7 @@ class BlockManager:
         if block is not None:
             cached = self.contents[block]
             return cached is not None and cached.tokens == tokens
-        return any(ask([], store, "has", False, group, hash, tokens) for store in self.stores)
+        return any(call_part([], store, "has", False, group, hash, tokens) for store in self.stores)
 
     def _hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of its full blocks; each is hashed once in the life of a sequence."""
@@ -300,6 +296,6 @@ class BlockManager:
         return hashes
 
     def _root(self, seq: Sequence) -> bytes:
-        """The parent of the first block's hash: sequences share blocks only if it is equal."""
+        """Parent of the hash of the first block; hits need an equal one."""
         request = seq.request
         return (request.cache_salt if self.enable_prefix_caching else f"{request.sequences[0].seq_id}").encode()

@@ -1,4 +1,4 @@
-"""Capability: what a part of the package adds to an engine while it starts up."""
+"""Capability: hooks of a part of the package in the start-up of an engine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Capability:
-    """The part of a capability in start-up. Every method may be left as it is; None lets the next one, or the core, decide."""
+    """The hooks of a capability in start-up, all optional. A result of None leaves the choice to the next one, or to the core."""
 
     options: type | None = None
-    """A frozen dataclass of its options; `startup.config.of(options)` are the values."""
+    """A frozen dataclass of its options; `startup.config.of(options)` has the values."""
 
     def describe(self, startup: Startup) -> tuple[DenseConfig, Tokenizer, Seq[int]] | None:
         """Read the model's sizes, its tokenizer and its end-of-text tokens from its files. No weight is read."""
 
     def device(self, startup: Startup) -> Device | None:
-        """Where the model is computed, and what this process may take there."""
+        """The device of the model, and the limits of this process there."""
 
     def dtype(self, startup: Startup) -> torch.dtype | None:
         """The dtype that `model` is computed in."""
@@ -44,27 +44,25 @@ class Capability:
         """The model, with its weights."""
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache | None:
-        """A pool of so many blocks."""
+        """A KV pool of `num_blocks` blocks."""
 
     def groups(self, startup: Startup) -> list[list[int]] | None:
         """The layers of each KV group, for each of `startup.layouts`, which it sets."""
 
     def before_pool(self, startup: Startup) -> None:
-        """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
-        `startup.block_bytes` and `later_bytes`.
-        """
+        """Allocate memory beside the KV pool, before its size is computed; add to `block_bytes` and `later_bytes` of startup."""
 
     def new_runner(self, startup: Startup) -> ModelRunner | None:
-        """What computes steps, with a pool of `startup.num_blocks`."""
+        """The model runner, with a pool of `startup.num_blocks`."""
 
     def runner(self, startup: Startup) -> None:
-        """`startup.runner` is there: add parts to it, record its steps."""
+        """Called with a new `startup.runner`: add parts to it, record its steps."""
 
     def policy(self, startup: Startup) -> None:
-        """Everything is there but the policy: fill `parts` and `stores`."""
+        """Called before the scheduler is made: fill `parts` and `stores`."""
 
     def new_engine(self, startup: Startup) -> LLMEngine | None:
-        """What takes requests: the policy is complete. It may be made around `startup.new_engine()`."""
+        """The engine; `startup.new_engine` makes the one of this process."""
 
     def describe_itself(self, startup: Startup) -> str | None:
-        """Its words in the details below the start-up line."""
+        """Its text in the details below the start-up line."""

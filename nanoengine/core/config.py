@@ -1,10 +1,10 @@
-"""EngineConfig: what the user chooses. Each capability adds the options of its own (`Options`)."""
+"""EngineConfig: the options of the engine. Each capability adds further options (`Options`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, shown
 from nanoengine.core.options import MAX_INT32, check, option
@@ -20,26 +20,25 @@ class EngineConfig:
 
     Args:
         model: a folder with config.json, tokenizer.json and safetensors.
-        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own where the device computes it natively, float32
+        dtype: "float32", "bfloat16", "float16", or "auto": as the checkpoint where the device computes it natively, float32
             otherwise.
         device: "cpu", "cuda", "cuda:1", or "auto": cuda if there is one.
-        max_model_len: longest sequence (prompt and output) in tokens. None: the model's own limit, lowered to what the KV pool
-            holds.
+        max_model_len: longest sequence (prompt and output) in tokens. None: the limit of the model, lowered to the KV pool.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens of one step; longer prompts are computed in chunks.
         scheduling_policy: "prefill_first": prompts alone, while any can start; "mixed": every running sequence gets its next
-            token, and prompts share the rest of the step.
+            token, and prompts get the rest of the step.
         long_prefill_token_threshold: most tokens of one prompt in one step. None: max_num_batched_tokens.
         block_size: tokens of a block of the KV cache. None: 256 where flash-attn computes attention, 16 elsewhere.
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
         kv_cache_memory: size of the KV pool in bytes, or as "2GiB". None: from free memory.
-        gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
+        gpu_memory_utilization: fraction of the GPU's memory that the engine may fill, weights included.
         enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
-        num_threads: threads that compute on the CPU. None: torch's own choice, within the quotas of control groups.
+        num_threads: threads that compute on the CPU. None: torch's default, within the quotas of control groups.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
-        seed: of the requests that have none of their own.
-        options: those of capabilities, each an object of its own type.
+        seed: of requests without one.
+        options: of capabilities, by type.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -71,15 +70,15 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str, options: Mapping[str, Any], types: tuple[type, ...] = ()) -> EngineConfig:
-        """A config of keyword arguments.
+        """A config from keyword arguments.
 
         Args:
             types: of capabilities' options: dataclasses whose fields are option names.
 
         Raises:
-            UnknownOption: an option that nobody declares; the message suggests the nearest name.
+            UnknownOption: an option that no type declares; the message suggests the nearest name.
         """
-        owners = {own.name: kind for kind in (cls, *types) for own in fields(kind) if own.name != "options"}
+        owners = {each.name: kind for kind in (cls, *types) for each in fields(kind) if each.name != "options"}
         for name in options:
             if name not in owners:
                 raise UnknownOption(f"unknown option {shown(name)}{did_you_mean(name, owners)}")
@@ -88,5 +87,4 @@ class EngineConfig:
 
     def of(self, kind: type[T]) -> T:
         """The options of a capability."""
-        found: T = self.options[kind]
-        return found
+        return cast(T, self.options[kind])

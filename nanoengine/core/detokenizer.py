@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from os.path import commonprefix
 
-INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
-MOST_INCOMPLETE = 3  # bytes of a character before its last one, and so replacements that may still go away
+INCOMPLETE = "\ufffd"  # replacement character of decoders, for bytes that are not (yet) a whole character
+MOST_INCOMPLETE = 3  # bytes of a character before its last one: so many replacements may still change
 NUM_CONTEXT = 8  # last tokens of a prompt that are decoded with the first of a completion
-# Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The last 3
+# Tokens in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The last 3
 # replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before.
-FIRST_KEPT, LAST_KEPT = 4, 12
+NUM_FIRST, NUM_LAST = 4, 12
 
 
 class Detokenizer:
@@ -21,13 +21,13 @@ class Detokenizer:
         prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
     """
 
-    text = ""  # that is final
-    due = 0  # the number of tokens of the sequence from which on `read` is to be called; until then some may wait
+    text = ""  # final text
+    due = 0  # number of tokens of the sequence at which to call `read`
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
         self.decode = decode
-        self.num_tokens = len(prompt)  # those of the sequence that it has taken
-        # The tokens that are decoded again: some whose text is there, as context, then those that may change.
+        self.num_tokens = len(prompt)  # tokens of the sequence that were read
+        # The tokens that are decoded again: context, whose text is final, then tokens whose text may change.
         self._window = list(prompt[-NUM_CONTEXT:])
         self._num_context = len(self._window)
         self._window_text, self._is_new = "", True  # characters of the window that are in the text; whether it has none
@@ -37,25 +37,25 @@ class Detokenizer:
         return self.text[start:]
 
     def read(self, token_ids: Sequence[int], stop_token_ids: Container[int] = ()) -> str | None:
-        """Take those of the sequence's tokens that are new, up to a string that ends the text; returns that, if any."""
+        """Read the new tokens of the sequence, up to a string that ends the text; returns that string, if any."""
         for token in token_ids[self.num_tokens :]:
             if (stop := self.push(token, is_stop=token in stop_token_ids)) is not None:
                 return stop
         return None
 
     def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
-        """Take the next token; one that stops the sequence has no text. Returns a string that ends the text here, if any."""
+        """Read the next token; a stop token has no text. Returns a string that ends the text here, if any."""
         self.num_tokens += 1
         if not is_stop:
-            self.text += self._take(token_id)
+            self.text += self._decode_next(token_id)
         return None
 
     def finish(self) -> None:
-        """No more tokens come: release what was held back."""
+        """The last token was read: release the held text."""
         self.text += self._release(is_last=True)
 
-    def _take(self, token_id: int) -> str:
-        """What the next token adds."""
+    def _decode_next(self, token_id: int) -> str:
+        """New final text at the next token."""
         self._window.append(token_id)
         new = self._release()
         if self._num_context < len(self._window) and not self.decode([token_id, token_id]):
@@ -63,7 +63,7 @@ class Detokenizer:
         return new
 
     def _release(self, *, is_last: bool = False) -> str:
-        """What is whole, and was not yet. However many tokens make no character, few of them are decoded again."""
+        """New final text: complete characters. The window stays short, also for many tokens without a complete character."""
         window, decoded = self._window, self.decode(self._window)
         if self._is_new:
             self._window_text = commonprefix([decoded, self.decode(window[: self._num_context])])  # noqa: RUF071
@@ -76,8 +76,8 @@ class Detokenizer:
         if new and end == len(decoded):  # the window ends at a character: these tokens become the context of the next
             del window[: self._num_context]
             self._num_context = len(window)
-        elif len(window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
-            del window[self._num_context + FIRST_KEPT : -LAST_KEPT]
+        elif len(window) - self._num_context > 2 * (NUM_FIRST + NUM_LAST):
+            del window[self._num_context + NUM_FIRST : -NUM_LAST]
         shown = self.decode(window)
         self._window_text = shown[: len(shown) - num_held]
         return new

@@ -1,4 +1,4 @@
-"""Device: where tensors live. Work is done in order, perhaps later; events in that order are waited for."""
+"""Device: a CPU or a GPU, and its queue of work."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.ram import free_ram
 
-CPU_SHARE, CPU_CAP = 0.5, 4 << 30
+CPU_FRACTION, CPU_CAP = 0.5, 4 << 30
 """The default size of the KV pool: half of the available RAM, and at most 4 GiB."""
 
 
 class Device:
-    """The CPU, which does work when it is given, or one NVIDIA GPU and its current stream."""
+    """The CPU, which works at once, or one NVIDIA GPU and its current stream."""
 
     def __init__(self, torch_device: torch.device):
         self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
-        self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
+        self.num_threads = torch.get_num_threads()  # of all work, whatever torch uses later: sums depend on it
         self.available_ram = free_ram
 
     def run(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Do some work after all that was given before. On a GPU it runs later: host memory that it reads must not be modified.
+        """Queue work behind all earlier work. On a GPU it runs later: host memory that it reads must not be modified.
 
         Returns:
-            A function that waits until all work given so far is done, and raises the error of that work.
+            A function that waits until all queued work is done, and raises its error.
         """
         if self.is_cuda:
             with torch.cuda.device(self.torch_device):
@@ -42,7 +42,7 @@ class Device:
         return lambda: None
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""
+        """Unset host memory that the device can read (pinned for a GPU). It is reused only after the copies from it."""
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self.is_cuda)
 
     def send(self, values: np.ndarray) -> Tensor:
@@ -56,11 +56,10 @@ class Device:
         return torch.cuda.mem_get_info(self.torch_device)[0] if self.is_cuda else self.available_ram()
 
     def kv_bytes(self, utilization: float, num_needed: Callable[[], int], later: int = 0) -> int:
-        """Bytes for the KV pool: of a GPU, what is left of the share `utilization` of it beside what is in use and what the
-        largest steps take, which `num_needed` runs and says; of a CPU, a share of its memory without what others take `later`.
-        """
+        """Bytes for the KV pool. GPU: the fraction `utilization` of its memory, minus the bytes in use and the peak of the
+        largest steps, which `num_needed` measures. CPU: a fraction of the free memory without `later` bytes."""
         if not self.is_cuda:
-            return int(min(CPU_CAP, CPU_SHARE * (self.available() - later)))
+            return int(min(CPU_CAP, CPU_FRACTION * (self.available() - later)))
         needed = num_needed()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)

@@ -1,7 +1,7 @@
-"""The errors that a user can meet, by name.
+"""Named errors of the engine.
 
-A message says which field or file is at fault, its value, the limit, and what to change. Errors about a value are also
-`ValueError`s, so that callers who do not know this module can catch them.
+A message says the field or file at fault, its value, the limit, and the option to change. Errors about a value are also
+`ValueError`s, so that callers without this module can catch them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnknownOption(NanoEngineError, TypeError):
 
 
 class KVCacheTooSmall(InvalidConfig):
-    """The KV pool cannot hold one sequence of the length asked for."""
+    """The KV pool cannot hold one sequence of the requested length."""
 
 
 class InvalidSamplingParams(NanoEngineError, ValueError):
@@ -82,8 +82,7 @@ class NoTokenLeft(NanoEngineError, ValueError):
 
 
 class StepFailed(NanoEngineError, RuntimeError):
-    """An exception in an engine step (`__cause__`) ended some requests of a `generate` call; the others ran to their end.
-    `outputs` holds all results in input order. Those of the failed requests have the finish reason "error"."""
+    """An exception in a step (`__cause__`) ended some requests of `generate`, with the finish reason "error". `outputs`: all."""
 
     def __init__(self, message: str, outputs: list[Any]):
         super().__init__(message)
@@ -97,7 +96,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about a word that nobody knows: what is like it."""
+    """The end of a message about an unknown word: the most similar known word, if any."""
     near = get_close_matches(word[:100], list(known), 1, 0.7)
     return f"; did you mean {near[0]!r}?" if near else ""
 

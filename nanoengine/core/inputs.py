@@ -1,7 +1,7 @@
 """The tensors of one step, made from a StepPlan.
 
-The host packs the numbers of a step into one piece of memory and sends them in one copy. Positions, slots, block tables, and
-tokens that the host has not seen yet are worked out on the device, from these numbers and from the rows that it keeps.
+The host packs the numbers of a step into one buffer and sends them in one copy. Positions, slots, block tables, and tokens that
+the host does not know yet are computed on the device, from these numbers and from its rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ ALIGNED = 4
 
 
 class Rows:
-    """State of each running sequence that the device keeps from step to step: its last token, which sampling writes, and its
-    block table in each KV group. What a row holds is valid once a plan has started it. One more row is padding.
-    """
+    """State of each running sequence on the device: last token, and block table in each KV group. One more row is padding."""
 
     def __init__(self, num_rows: int, num_groups: int, width: int, device: Device):
         self.device, self.padding_row = device, num_rows
@@ -44,7 +42,7 @@ class Rows:
             self.token_ids.pop(row, None)
         self.token_ids |= {start.row: start.token_ids for start in plan.started}
         _, num_rows, width = self.tables.shape
-        cells: dict[int, int] = {}  # place in the tables -> block; a later change wins
+        cells: dict[int, int] = {}  # index in the flat tables -> block; a later change wins
         changes = [(start.row, group, 0, table) for start in plan.started for group, table in enumerate(start.tables)]
         for row, group, first, blocks in (*changes, *plan.tables):
             at = (group * num_rows + row) * width + first
@@ -54,14 +52,14 @@ class Rows:
         rows = [start.row for start in plan.started]
         tokens = [start.token_ids[-1] for start in plan.started]
         sent = self.device.send(np.array([*rows, *tokens, *cells, *cells.values()], np.int64))
-        targets, last, places, block_ids = sent.split([len(rows), len(rows), len(cells), len(cells)])
+        targets, last, indices, block_ids = sent.split([len(rows), len(rows), len(cells), len(cells)])
         self.last_tokens.index_copy_(0, targets, last)
-        self.tables.view(-1).index_copy_(0, places, block_ids.to(torch.int32))
+        self.tables.view(-1).index_copy_(0, indices, block_ids.to(torch.int32))
 
 
 @dataclass
 class PackedStep:
-    """The numbers of a step in host memory, and what the host knows of it without looking at the device.
+    """The numbers of a step in host memory, and its lengths on the host.
 
     The numbers lie one section behind the other: rows, computed tokens and starts of the runs, token ids, then sampled tokens,
     rows and positions.
@@ -85,7 +83,7 @@ class PackedStep:
             start += -(-size // ALIGNED) * ALIGNED
         return sections
 
-    def take_memory(self, device: Device) -> list[np.ndarray]:
+    def allocate(self, device: Device) -> list[np.ndarray]:
         """Memory for the numbers, unset, by sections."""
         self.numbers = device.host_tensor(self.sections[-1].stop, torch.int32)
         numbers = self.numbers.numpy()
@@ -97,7 +95,7 @@ class InputBatch(NamedTuple):
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    metadata: list[AttentionMetadata]  # of each layer; layers of one KV group share it
+    metadata: list[AttentionMetadata]  # of each layer; one object for each KV group
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
 
 
@@ -112,7 +110,7 @@ def pack(plan: StepPlan, rows: Rows) -> PackedStep:
         num_samples=plan.num_samples,
         num_common_blocks=plan.num_common_blocks,
     )
-    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = packed.take_memory(rows.device)
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = packed.allocate(rows.device)
     row[:count] = sampled_rows[:count] = plan.decode_rows
     computed[:count] = plan.decode_starts
     positions[:count] = plan.decode_starts + 1
@@ -141,8 +139,8 @@ def unpack(
 ) -> InputBatch:
     """The tensors of a step, from its numbers on the device."""
     row, computed, starts, token_ids, sampled_tokens, *_ = (numbers[section] for section in packed.sections)
-    kept, longest = (rows.last_tokens, rows.tables), packed.longest or max(packed.query_lens)
-    placed = kernels.compute_slot_mapping(token_ids, row, starts, computed, *kept, block_size, longest)
+    state, longest = (rows.last_tokens, rows.tables), packed.longest or max(packed.query_lens)
+    tokens = kernels.compute_slot_mapping(token_ids, row, starts, computed, *state, block_size, longest)
     num_blocks = -(-max(packed.seq_lens) // block_size)
     block_tables = rows.tables[:, :, :num_blocks].index_select(1, row)
     num_shared = packed.num_common_blocks or [0] * len(block_tables)
@@ -152,14 +150,14 @@ def unpack(
             rows=row,
             kv_cache=kv_cache.layers,
             query_start_loc=starts,
-            seq_lens=placed.seq_lens,
+            seq_lens=tokens.seq_lens,
             block_tables=tables,
             slot_mapping=slots,
             query_lens_list=packed.query_lens,
             seq_lens_list=packed.seq_lens,
             num_shared=shared * block_size,
         )
-        for tables, slots, shared in zip(block_tables, placed.slot_mapping, num_shared, strict=True)
+        for tables, slots, shared in zip(block_tables, tokens.slot_mapping, num_shared, strict=True)
     ]
     metadata = [of_groups[group] for group in kv_cache.groups]
-    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens)
+    return InputBatch(tokens.input_ids, tokens.positions, metadata, sampled_tokens)

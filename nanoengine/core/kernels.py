@@ -1,4 +1,4 @@
-"""Kernels: the operations that layers are made of. The class here computes them in plain torch; faster ones override it."""
+"""Kernels: the operations of layers. The class here computes them in plain torch; subclasses are faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoengine.core.sampling import SamplingTable
 
 
 class WeightSlot(Protocol):
-    """Where a tensor of a checkpoint goes: a tensor is one."""
+    """Target of a tensor of a checkpoint; a tensor is one."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -21,7 +21,7 @@ class WeightSlot(Protocol):
 
 
 class Weight(Protocol):
-    """A matrix [outputs, inputs] in whatever order its kernels read it. `rows` are filled from a checkpoint."""
+    """A matrix [outputs, inputs] in the memory layout of its kernels. `rows` are filled from a checkpoint."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -40,7 +40,7 @@ class DenseWeight:
 
 
 class PlacedTokens(NamedTuple):
-    """The new tokens of a step, and where they stand."""
+    """The new tokens of a step, with their positions and slots."""
 
     input_ids: Tensor  # [num_tokens] int64, as positions
     positions: Tensor
@@ -49,13 +49,12 @@ class PlacedTokens(NamedTuple):
 
 
 class CoreKernels:
-    """One implementation, here in plain torch. Rows are tokens; results have the dtype of the input unless said otherwise.
-    Weights of norms are float32; a residual that is given may be overwritten."""
+    """The operations in plain torch, on rows of tokens, in the dtype of the input. A residual argument may be overwritten."""
 
     name = "torch"
     description = "plain torch operations"
     fingerprint = str(torch.__version__)
-    """Identifies the code that computes: other code may compute K/V with other bits."""
+    """Identifies the code of the kernels: other code may compute K/V with other bits."""
     capturable = False
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
     draw_tokens = staticmethod(sampling.draw_tokens)
@@ -99,13 +98,13 @@ class CoreKernels:
         block_size: int,
         max_query_len: int,
     ) -> PlacedTokens:
-        """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
+        """Positions and slots of the new tokens: slot = table[position // block_size] * block_size + position % block_size.
 
         The last row of `last_tokens`, and of each group of `tables`, is for padding: length 0, no slots, all at position 0.
 
         Args:
             token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
-            rows: [num_seqs] int32, where each sequence's last token and block table are kept.
+            rows: [num_seqs] int32, the row of each sequence in `last_tokens` and `tables`.
             query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
             num_computed: [num_seqs] int32, tokens before them; 0 for padding.
             last_tokens: [num_rows] int64.
@@ -130,14 +129,14 @@ class CoreKernels:
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        """One token for each row of logits: the highest, or for a temperature above 0 a draw from what min_p, top_k and top_p
-        leave, in this order. A draw depends on the row's logits, seed and position alone.
+        """One token for each row of logits: the highest, or for a temperature above 0 a draw from the tokens that min_p, top_k
+        and top_p leave, in this order. A draw depends on the row's logits, seed and position alone.
 
         Args:
             logits: [n, vocab_size] float32; left as they are.
-            rows: [n] int32: which row of the table each is for.
-            positions: [n] int32 or int64, where in its sequence each token will stand.
-            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
+            rows: [n] int32: the row of the table for each.
+            positions: [n] int32 or int64, position of each token in its sequence.
+            last_tokens: [num_rows] int64: each token is also written into its row. None: it is not.
 
         Returns:
             [n] int64; where there is no finite highest logit `UNKNOWN`, or `NONE_LEFT` if all are -inf. NaN is the highest.
@@ -153,9 +152,9 @@ class CoreKernels:
         group = (filtered & (tokens >= 0)).nonzero()[:, 0]
         if len(group):
             scaled = logits[group] / temperature[group, None]
-            for own, kept, token_ids in self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group]):
-                noise = sampling.gumbel_noise(keys[group[own]], token_ids)
-                tokens[group[own]] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
+            for part, values, token_ids in self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group]):
+                noise = sampling.gumbel_noise(keys[group[part]], token_ids)
+                tokens[group[part]] = token_ids.gather(-1, (values + noise).argmax(-1, keepdim=True))[:, 0]
         if last_tokens is not None:
             last_tokens.index_copy_(0, entries, tokens)
         return tokens

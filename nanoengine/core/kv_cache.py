@@ -1,4 +1,4 @@
-"""KVCache: the tensors that hold K and V of every layer; and how many blocks they have."""
+"""KVCache: the tensors of K and V of every layer, and the size of the pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KVCache:
     """K and V of every layer for `num_blocks` usable blocks and the null block.
 
     The i-th layers of all KV groups use the same tensor. They never collide, since a block belongs to one group at a time. Slots
-    begin as zeros, since there are kernels that multiply slots that were never written by 0.
+    begin as zeros, since some kernels multiply unwritten slots by 0.
 
     Args:
         groups: the layers of each KV group.
@@ -28,21 +28,21 @@ class KVCache:
         self, num_blocks: int, groups: Seq[Seq[int]], shape: Seq[int], dtype: torch.dtype, device: torch.device
     ):
         self.places = self.make(num_blocks + 1, max(map(len, groups)), shape, dtype, device)
-        where = {layer: (i, place) for i, group in enumerate(groups) for place, layer in enumerate(group)}
-        self.groups = [where[layer][0] for layer in range(len(where))]  # of each layer
-        self.layers = [self.places[where[layer][1]] for layer in range(len(where))]
+        indices = {layer: (i, j) for i, group in enumerate(groups) for j, layer in enumerate(group)}  # group, tensor
+        self.groups = [indices[layer][0] for layer in range(len(indices))]  # of each layer
+        self.layers = [self.places[indices[layer][1]] for layer in range(len(indices))]
 
     def make(
         self, num_blocks: int, num_places: int, shape: Seq[int], dtype: torch.dtype, device: torch.device
     ) -> list[KVLayer]:
-        """K and V of each place in a block."""
+        """K and V of each layer of the largest group."""
         pool = torch.zeros((num_places, 2, num_blocks, *shape), dtype=dtype, device=device)
         return [(k, v) for k, v in pool]
 
     def zero(self, blocks: list[int]) -> None:
         """Overwrite blocks that may hold NaN."""
-        for place in self.places:
-            for tensor in place:
+        for layer in self.places:
+            for tensor in layer:
                 tensor[blocks] = 0
 
 
@@ -54,9 +54,9 @@ def size_pool(
 
     Args:
         model_len: longest sequence of the model.
-        blocks_needed: how many blocks a sequence of so many tokens has at once.
+        blocks_needed: number of tokens of a sequence -> blocks that it has at once.
         block_bytes: K and V of a block.
-        free_bytes: what the device has left for the pool.
+        free_bytes: of the device, for the pool.
 
     Raises:
         InvalidConfig: `max_model_len` is too small, or more than the model can.

@@ -17,14 +17,14 @@ Angles = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class WeightFactory:
-    """Makes the weights of layers, as the kernels want them in memory."""
+    """Makes the weights of layers, in the memory layout of the kernels."""
 
     kernels: CoreKernels
     dtype: torch.dtype
     device: torch.device
 
     def weight(self, inputs: int, *outputs: int) -> Weight:
-        """A matrix of one projection, or of several side by side."""
+        """A weight matrix of one projection, or of several side by side."""
         return self.kernels.new_weight(sum(outputs), inputs, self.dtype, self.device)
 
 
@@ -41,7 +41,7 @@ class Linear:
         return self.kernels.linear(x, self.weight, self.bias)
 
     def slots(self, prefix: str, *names: str) -> dict[str, WeightSlot]:
-        """Where the tensors `prefix.name` of a checkpoint go, one for each projection; a single name has them all."""
+        """Slots of the tensors `prefix.name` of a checkpoint, one for each projection; a single name has them all."""
         slots: dict[str, WeightSlot] = {}
         first = 0
         counts = self.out_features if len(names) > 1 else (sum(self.out_features),)
@@ -56,9 +56,7 @@ class Linear:
 class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
 
-    `add_and_norm` is the norm of x + residual, or of x if there is no residual yet, and that sum. The residual that is given may
-    be overwritten.
-    """
+    `add_and_norm` is the norm of x + residual, or of x without a residual, and that sum. It may overwrite the residual."""
 
     def __init__(self, factory: WeightFactory, size: int, eps: float):
         self.kernels, self.eps = factory.kernels, eps
@@ -77,7 +75,7 @@ class RMSNorm:
 
 
 class RotaryTable:
-    """The angles by which heads are rotated at each position (Su et al., RoFormer, 2021), the same in every layer."""
+    """RoPE: the rotary angles of each position (Su et al., RoFormer, 2021), the same in every layer."""
 
     table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
 
@@ -90,8 +88,7 @@ class RotaryTable:
         return 1.0 / self.theta**exponents
 
     def prepare(self, max_len: int) -> None:
-        """Compute the table of positions below `max_len`; larger positions are out of bounds. Recordings
-        hold its address: do not reallocate it after they were made."""
+        """Compute the table of positions below `max_len`, before any recording: recordings hold its address."""
         positions = torch.arange(max_len, dtype=torch.float32, device=self.device)
         angles = positions[:, None] * self.frequencies(max_len)
         self.table = angles.new_empty(max_len, 2, self.head_dim // 2)  # large for a long context: nothing is copied
@@ -104,16 +101,16 @@ class RotaryTable:
 
 
 def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
-    """Rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
+    """RoPE: rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
     cos, sin = angles
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class PagedAttention:
-    """Causal self-attention of layer `layer` over its K/V in the paged cache: `backend` computes what `spec` says.
+    """Causal self-attention of layer `layer` over its K/V in the paged cache: `backend` computes it by `spec`.
 
-    `norms` are those over each head of q and over each of k, with one eps; or there are none.
+    `norms` are the QK norms: over each head of q, and of k, with one eps; or there are none.
     """
 
     sinks: Tensor | None = None  # [num_heads] float32, if the spec asks for them
@@ -131,7 +128,7 @@ class PagedAttention:
         return self.backend.attend(q, kv, metadata, self.spec, self.sinks)
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        """Norm and rotate q and k, write K and V, and return q; without angles nothing is rotated."""
+        """QK norm and RoPE, then write K and V; returns q. Without angles there is no RoPE."""
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         q, k, v = heads.split((heads.shape[1] - 2 * self.num_kv_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = (norm(x) for norm, x in zip(self.norms, (q, k), strict=True)) if self.norms else (q, k)

@@ -1,4 +1,4 @@
-"""LLM: the front door. It runs an engine until its callers have what they asked for."""
+"""LLM: the offline interface of an engine, and its loop."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class CoreLLM:
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or the params are bad; then nothing has run.
-            StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
+            StepFailed: an exception inside a step; its `outputs` hold the results of all requests.
         """
         if isinstance(prompts, str):
             raise InvalidPrompt("prompts", " is a string: it must be a list of strings, or of lists of token ids")
-        return self.run([self.engine.make_request(own, sampling_params, cache_salt=cache_salt) for own in prompts])
+        return self.run([self.engine.make_request(each, sampling_params, cache_salt=cache_salt) for each in prompts])
 
     def run(
         self, requests: Seq[Request], after_step: Callable[[list[Request]], object] = lambda _: None
     ) -> list[RequestOutput]:
-        """Run requests to their end; after each step a function is told which requests it advanced."""
+        """Run requests to their end. `after_step` is called with the requests that a step advanced."""
         try:
             for request in requests:
                 self.engine.submit(request)
             for request in requests:
                 while not request.finished:
                     after_step(self.engine.step())
-        finally:  # after Ctrl-C, nobody waits for the rest
+        finally:  # after Ctrl-C, the other requests end
             for request in requests:
                 self.engine.abort(request.request_id)
         outputs = [request.output() for request in requests]
@@ -72,7 +72,7 @@ class CoreLLM:
         return outputs
 
     def close(self) -> None:
-        """Abort what runs and give the memory back. Closing twice is allowed."""
+        """Abort all requests and free the memory. Closing twice is allowed."""
         self.engine.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""LLMEngine: the loop. Schedule a step, launch it, take the result of the oldest, make text of its tokens."""
+"""LLMEngine: the engine loop. Schedule a step, launch it, commit the result of the oldest, detokenize its tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import Faults, ask
+from nanoengine.core.seams import Faults, call_part
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.core.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """Carries out plans in order; in this process or in another."""
+    """Computes plans in order, in this process or in another."""
 
     def launch(self, plan: StepPlan) -> Launched: ...
 
@@ -52,8 +52,9 @@ class LLMEngine:
         vocab_size: token ids are below it.
         max_model_len: most tokens of a sequence, its prompt included.
         eos_token_ids: end-of-text tokens.
-        depth: 1: the result of a step is taken before the next is scheduled; 2: one step later, so that the device never waits.
-        seed: where the seeds of requests without one come from.
+        depth: steps in flight. 1: a step is committed before the next is scheduled; 2: one step later, so that the device never
+            waits.
+        seed: of the generator of seeds, for requests without one.
         default_params: of requests without any.
     """
 
@@ -96,7 +97,7 @@ class LLMEngine:
         Args:
             cache_salt: cached prefixes are shared only among requests of equal salt.
             priority: an integer of 64 bits. A smaller one starts first and is preempted last; equals go by their arrival.
-            client: who asks.
+            client: identity of the caller, for fairness.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
@@ -105,7 +106,7 @@ class LLMEngine:
         """
         self._check_open()
         if request_id is None:
-            request_id = next(own for own in self._request_ids if own not in self.requests)
+            request_id = next(name for name in self._request_ids if name not in self.requests)
         for name, value in (("request_id", request_id), ("cache_salt", cache_salt), ("client", client)):
             if not isinstance(value, str) or not value.isprintable():
                 raise InvalidRequest(name, f" is {shown(value)}: it must be a string of printable characters")
@@ -151,7 +152,7 @@ class LLMEngine:
             part.submitted(request)
 
     def queue(self, request: Request) -> None:
-        """As `submit`, but no part is told."""
+        """As `submit`, without a call of the parts."""
         self._check_open()
         if request.request_id in self.requests or request.sequences:
             raise InvalidRequest("request_id", f" {shown(request.request_id)} is in use or was submitted: make another")
@@ -165,10 +166,10 @@ class LLMEngine:
             self.scheduler.add(seq)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
-        """End a request wherever it stands; False if no such request is running."""
+        """End a request, waiting or running; False if there is no such request."""
         if (request := self.requests.get(request_id)) is None:
             return False
-        for seq in [own for own in request.sequences if not own.finished]:
+        for seq in [seq for seq in request.sequences if not seq.finished]:
             self.scheduler.finish(seq, reason)
             self._make_text(seq)
         self._settle_if_idle()
@@ -181,7 +182,7 @@ class LLMEngine:
         return self.scheduler.has_unfinished
 
     def step(self) -> list[Request]:
-        """Launch what may be launched, and take the result of the oldest step; returns the requests that advanced or ended.
+        """Launch steps up to `depth`, and commit the result of the oldest; returns the requests that advanced or ended.
 
         An exception while a step is computed ends the requests of that step (finish reason "error", the exception in
         `Request.error`); all others resume from their tokens. `EngineDead` ends none: it is raised.
@@ -194,7 +195,7 @@ class LLMEngine:
         return list(dict.fromkeys(map(attrgetter("request"), seqs)))
 
     def _collect(self) -> list[Sequence]:
-        """Take the result of the oldest step in flight."""
+        """Commit the result of the oldest step in flight."""
         step: Step = self.scheduler.in_flight[0]
         made = (*step.decodes, *step.runs, *step.started) if step.faults and not step.is_dropped else ()
         ended = self._end_blamed(step.faults, [seq for seq in made if not seq.finished])
@@ -203,7 +204,7 @@ class LLMEngine:
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = self.scheduler.fail(result) if isinstance(result, Exception) else self.scheduler.commit(result)
         seqs = ended + seqs
-        self._tell("after_step", seqs, step, result, seqs)
+        self._notify("after_step", seqs, step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
         for seq in seqs:
@@ -212,8 +213,7 @@ class LLMEngine:
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """Return the result of a call, or the exception that it raises. Where the executor is lost, and after Ctrl-C, the results
-        of all steps in flight are dropped: all sequences resume from their tokens."""
+        """The result of a call, or its exception. A lost executor and Ctrl-C drop all steps in flight: all sequences resume."""
         try:
             return work()
         except BaseException as error:
@@ -222,12 +222,11 @@ class LLMEngine:
             while self.scheduler.in_flight:
                 step = self.scheduler.in_flight[0]
                 self.scheduler.fail(None)
-                self._tell("after_step", (), step, error, [])
+                self._notify("after_step", (), step, error, [])
             raise
 
     def _make_text(self, seq: Sequence) -> None:
-        """Text of the new tokens of a sequence, and the end of one that has ended. A stop string ends it, too; its finish reason
-        replaces any other. With the last of its sequences a request has ended."""
+        """Detokenize the new tokens of a sequence, and complete an ended one. A stop string replaces the finish reason."""
         request, detokenizer = seq.request, seq.detokenizer
         try:
             if (stop := detokenizer.read(seq.token_ids, seq.stop_token_ids)) is not None:
@@ -237,56 +236,56 @@ class LLMEngine:
                 seq.finish_reason, seq.stop_reason = "stop", stop
             if seq.finished:
                 detokenizer.finish()
-        except Exception as error:  # the tokenizer's: only this sequence is concerned
+        except Exception as error:  # of the tokenizer: it concerns this sequence alone
             self.scheduler.finish(seq, "error", error)
         if seq.finished:
             request.error = request.error or seq.error
             request.num_finished += 1
             if request.finished:
                 self.requests.pop(request.request_id, None)
-            self._tell("finished", (), seq)
+            self._notify("finished", (), seq)
 
-    def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
-        """Tell all parts; of `seqs` those end that a part which raises has lost track of."""
+    def _notify(self, method: str, seqs: Seq[Sequence], *args: Any) -> None:
+        """Call a method of all parts; if a part raises, the sequences among `seqs` end that it concerns."""
         faults: Faults = []
         for part in self.scheduler.parts.copy():
-            if not part.is_idle or what == "close":
-                ask(faults, part, what, None, *args)
+            if not part.is_idle or method == "close":
+                call_part(faults, part, method, None, *args)
         self._end_blamed(faults, seqs)
 
     def _end_blamed(self, faults: Faults, seqs: Iterable[Sequence]) -> list[Sequence]:
-        """End those of some sequences that parts at fault concern; returns them."""
-        ended = {seq: error for part, error in faults for seq in seqs if ask([], part, "concerns", True, seq)}
+        """End the sequences that parts at fault concern; returns these sequences."""
+        ended = {seq: error for part, error in faults for seq in seqs if call_part([], part, "concerns", True, seq)}
         for seq, error in ended.items():
             self.scheduler.finish(seq, "error", error)
         return list(ended)
 
     def _settle_if_idle(self) -> None:
-        """When all sequences have ended, wait for the steps that were launched before that was known."""
+        """When all sequences have ended, wait for the steps that were launched before."""
         while self.scheduler.in_flight and not self.has_unfinished:
             self._collect()
 
     # ---- the end
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refused (False) while any request runs."""
+        """Drop all cached prefixes; refused (False) while any request runs."""
         if self.has_unfinished or not self.scheduler.blocks.reset():
             return False
-        self.step()  # stores may have orders to carry out
+        self.step()  # stores may have copies or deletions to carry out
         return True
 
     def close(self) -> None:
-        """Abort what runs and give the executor's memory back. Closing twice is allowed."""
+        """Abort all requests and free the executor's memory. Closing twice is allowed."""
         if self._is_closed or os.getpid() != self._pid:  # a fork has none of its threads
             return
         try:
             for request_id in list(self.requests):
                 self.abort(request_id)
-            self.scheduler.blocks.tell("closing")
+            self.scheduler.blocks.call_stores("closing")
             self.step()
         finally:
             self._is_closed = True
-            self._tell("close", ())
+            self._notify("close", ())
             self.executor.close()
 
     def _check_open(self) -> None:
@@ -300,7 +299,7 @@ class LLMEngine:
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Whoever keeps the error of a step, or a REPL that does, should not keep the step's tensors."""
+    """Clear the frames of an error, so that a reference to it, such as a REPL's, does not hold the tensors of the step."""
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

@@ -15,10 +15,10 @@ import numpy as np
 from nanoengine.core.sampling_params import CoreSamplingParams
 
 UNKNOWN = -1
-"""In place of a token id. In a plan: a token that only the device knows. In a result: no token, the logits were not finite."""
+"""A token id that is not there. In a plan: only the device has the token. In a result: the logits were not finite."""
 
 NONE_LEFT = -2
-"""In a result: no token, because the request forbids every token that has a finite logit."""
+"""A token id in a result: no token, because the request forbids every token with a finite logit."""
 
 NULL_BLOCK = 0
 """Pads block tables; it is never written."""
@@ -35,7 +35,7 @@ class RowSampling:
 
 
 class Started(NamedTuple):
-    """Puts a sequence into a row of the runner; whatever the row held is replaced."""
+    """Start of a sequence in a row of the runner; the state of the row is replaced."""
 
     row: int
     token_ids: list[int]  # all known tokens
@@ -44,7 +44,7 @@ class Started(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Overwrites `block_ids` in the block table of a row, from entry `first` on."""
+    """New block ids in the block table of a row, from entry `first` on."""
 
     row: int
     group: int
@@ -72,21 +72,19 @@ NO_RUNS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """One step: what changes, and what is computed. A batch has its decodes first, then runs with drafts, then chunks; its
-    samples come in the same order.
-    """
+    """Plan of one step: changes of rows, and the runs to compute. Decodes, runs with drafts and chunks are in this order."""
 
-    epoch: int = 0  # a plan of an epoch in which a plan has failed is not carried out
+    epoch: int = 0  # the executor skips the plans of an epoch behind a failed one
     started: list[Started] = field(default_factory=list)
     tables: list[Entries] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)  # rows that no sequence has any more
+    ended: list[int] = field(default_factory=list)  # rows without a sequence from now on
     zeroed: list[int] = field(default_factory=list)  # blocks to overwrite with zeros first: they may hold NaN
     decode_rows: np.ndarray = field(default_factory=lambda: NO_RUNS)  # [n] int32: decodes without drafts, as columns
     decode_starts: np.ndarray = field(default_factory=lambda: NO_RUNS)  # [n] int32: tokens before each
-    runs: list[Run] = field(default_factory=list)  # the others: those with drafts first
-    num_common_blocks: list[int] = field(default_factory=list)  # per KV group: first blocks that all decodes share
-    needs_hidden: bool = False  # a part of the runner reads what the last layer says: the step is not replayed
-    extras: dict[str, Any] = field(default_factory=dict)  # what capabilities tell their part of the runner
+    runs: list[Run] = field(default_factory=list)  # other runs; runs with drafts first
+    num_common_blocks: list[int] = field(default_factory=list)  # per KV group: first blocks, the same in all decodes
+    needs_hidden: bool = False  # a part of the runner reads the hidden states: the step is not replayed
+    extras: dict[str, Any] = field(default_factory=dict)  # values of capabilities for their part of the runner
 
     @property
     def num_drafted(self) -> int:
@@ -108,7 +106,7 @@ class StepResult:
 
     token_ids: list[int]  # one for each sample; UNKNOWN or NONE_LEFT where there is none
     num_accepted: list[int] = field(default_factory=list)  # drafts of each run that has any
-    extras: dict[str, Any] = field(default_factory=dict)  # what the runner's part of a capability tells the other
+    extras: dict[str, Any] = field(default_factory=dict)  # values of runner parts for the policy
 
 
 Launched = Callable[[], StepResult]

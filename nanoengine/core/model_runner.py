@@ -1,4 +1,4 @@
-"""ModelRunner: carries out plans, in the order in which they are launched."""
+"""ModelRunner: computes plans, in the order of their launches."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from nanoengine.core.sampler import Read, Sampler
 
 
 class RunnerPart:
-    """The runner's part of a capability. Called in the order of the steps."""
+    """The runner's part of a capability. Calls are in the order of the steps."""
 
     def begin(self, plan: StepPlan) -> None:
         """Before anything is computed; rows are up to date."""
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
-        """A step that is not replayed is about to be computed: drafts that are UNKNOWN in the plan may be filled in here."""
+        """Before the forward pass of a step that is not replayed: drafts that are UNKNOWN in the plan may be filled in here."""
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
         """Behind the last layer of such a step: `hidden` is [num_tokens, hidden_size]."""
 
     def end(self, result: StepResult) -> None:
-        """The step is over: add to `result.extras` what the other part must know."""
+        """The step is over: add values for the policy's part to `result.extras`."""
 
     def close(self) -> None:
-        """No step comes any more."""
+        """Last call: free memory and threads."""
 
 
 class StepRecorder(Protocol):
     """Replays steps that were recorded: CUDA graphs, CPU step programs."""
 
     def logits(self, plan: StepPlan) -> tuple[Tensor, PackedStep] | None:
-        """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
+        """The logits of a recorded step with the numbers of this plan, which may be padded; None: no such recording."""
 
 
 class ModelRunner:
@@ -52,7 +52,7 @@ class ModelRunner:
         self.model, self.kv_cache, self.rows, self.sampler = model, kv_cache, rows, sampler
         self.device, self.kernels, self.block_size = sampler.device, sampler.kernels, block_size
         self.parts: list[RunnerPart] = []
-        # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
+        # The numbers of the current step. One buffer is enough, since steps run in order; recordings read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
         most = PackedStep([1] * runs, [], 0, tokens, tokens)
         self.numbers = torch.empty(most.sections[-1].stop, dtype=torch.int32, device=self.device.torch_device)
@@ -69,22 +69,22 @@ class ModelRunner:
 
         def result() -> StepResult:
             wait()
-            found = StepResult([])
+            step_result = StepResult([])
             for read in reads:
-                read(found)
+                read(step_result)
             for part in parts:
-                part.end(found)
-            return found
+                part.end(step_result)
+            return step_result
 
         return result
 
     def close(self) -> None:
-        """Give the memory of the model and the cache back."""
+        """Free the memory of the model and the cache."""
         if not self._is_closed:
             self._is_closed = True
             for part in self.parts:
                 part.close()
-            self.parts.clear()  # they and the processors know the runner: without these circles, memory is free at once
+            self.parts.clear()  # parts and processors refer to the runner: without these cycles, memory is free at once
             self.sampler.processors.clear()
             self.recorder = None
             del self.model, self.kernels, self.kv_cache, self.rows, self.sampler
@@ -93,7 +93,7 @@ class ModelRunner:
 
     def _execute(self, plan: StepPlan) -> list[Read]:
         if plan.epoch <= self._failed_epoch:
-            return []  # the rows are not what this plan was made for, and its result is not wanted
+            return []  # the rows do not match this plan, and its result is not used
         try:
             with torch.inference_mode(), torch._C._DisableAutocast():  # the caller's thread may be in any mode of torch
                 if plan.zeroed:
@@ -129,7 +129,7 @@ class ModelRunner:
         return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
     def send(self, packed: PackedStep) -> None:
-        """Put the numbers of a step where `batch` reads them."""
+        """Copy the numbers of a step to the buffer that `batch` reads."""
         self.numbers[: packed.numbers.numel()].copy_(packed.numbers, non_blocking=True)
 
     def batch(self, packed: PackedStep) -> InputBatch:

@@ -1,4 +1,4 @@
-"""Fields of options: each says which values it may have, and one function checks them all."""
+"""Fields of options with their bounds, and one function that checks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS: dict[str, tuple[type, type, str]] = {
     "float": (float, Real, "a number"),
     "str": (str, str, "text"),
 }
-"""Types of fields that `check` knows: plain Python's, the class of all values that are taken, and its name in messages."""
+"""Types of fields that `check` knows: the Python type, the class of accepted values, and its name in messages."""
 
 
 def option(
@@ -42,15 +42,15 @@ def option(
 
 @cache
 def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
-    """The fields of a dataclass whose types are in KINDS: each with its type, and whether None is taken, too."""
+    """(field, type, whether None is allowed) of the fields of a dataclass with types of KINDS."""
     # Annotations are text in most modules, and types in others.
     types = [(each, str(getattr(each.type, "__name__", each.type))) for each in fields(kind) if each.init]
-    found = [(each, name.removesuffix(" | None"), name.endswith(" | None")) for each, name in types]
-    return [(each, name, may_be_none) for each, name, may_be_none in found if name in KINDS]
+    known = [(each, name.removesuffix(" | None"), name.endswith(" | None")) for each, name in types]
+    return [(each, name, may_be_none) for each, name, may_be_none in known if name in KINDS]
 
 
 def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
-    """Check the fields of a dataclass by their types and by the rules of `option`; fields of other types than those of KINDS are
+    """Check the fields of a dataclass by their types and by the rules of `option`; fields of other types are
     left to their class. Numbers of numpy become plain Python numbers.
 
     Raises:

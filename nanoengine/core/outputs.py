@@ -14,8 +14,8 @@ class CompletionOutput:
 
     `token_ids` holds every token that was generated, the stopping one included; `text` ends before the stop, unless the params
     include it. `finish_reason` is None while it runs. `stop_reason` is the stop string or stop token id that ended it, or
-    "repeated call", None for the model's own end of text. `logprobs` has one entry per token, and `cumulative_logprob` their
-    sum, if they were asked for.
+    "repeated call", None for an end-of-text token. `logprobs` has one entry per token, and `cumulative_logprob` their
+    sum, if requested.
     """
 
     index: int
@@ -29,9 +29,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Result of one request: its prompt, its completions, how much of the prompt came from the prefix cache; metrics and log
-    probabilities of the prompt, where somebody collected them.
-    """
+    """Result of one request: prompt, completions, cached prompt tokens; metrics and prompt log probabilities, if collected."""
 
     request_id: str
     prompt: str | None

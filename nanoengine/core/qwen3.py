@@ -64,6 +64,8 @@ class DenseAttention:
 
 
 class DenseMLP:
+    """Gated MLP: SwiGLU."""
+
     gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
 
     def __init__(self, config: DenseConfig, factory: WeightFactory, *, bias: bool = False):
@@ -82,7 +84,7 @@ class DenseMLP:
 
 
 class DenseLayer:
-    """One layer. `rotary` gives the angles by which its heads are rotated; None: they are not."""
+    """One decoder layer. `rotary`: its RoPE; None: no RoPE."""
 
     def __init__(
         self,
@@ -129,11 +131,11 @@ class DenseDecoder:
         return self.kernels.embed(input_ids, self.embed_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
-        """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
+        """[num_tokens] ids and positions, and the metadata of each layer -> [num_tokens, hidden_size]."""
         hidden, residual = self.embed(input_ids), None
         angles: dict[RotaryTable | None, Angles] = {rotary: rotary(positions) for rotary in self.rotaries}
-        for layer, seen in zip(self.layers, metadata, strict=True):
-            hidden, residual = layer(hidden, residual, angles.get(layer.rotary), seen)
+        for layer, layer_metadata in zip(self.layers, metadata, strict=True):
+            hidden, residual = layer(hidden, residual, angles.get(layer.rotary), layer_metadata)
         assert residual is not None
         return self.norm.add_and_norm(hidden, residual)[0]
 
@@ -142,7 +144,7 @@ class DenseDecoder:
         return self.kernels.logits(hidden, self.lm_head)
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
-        """Name of every tensor of a checkpoint -> where it is copied to."""
+        """Name of every tensor of a checkpoint -> its slot."""
         count = self.config.vocab_size
         heads = {} if self.config.tie_word_embeddings else {HEAD: self.lm_head.rows(0, count)}
         slots = {EMBEDDING: self.embed_tokens.rows(0, count), "model.norm.weight": self.norm.slot(), **heads}

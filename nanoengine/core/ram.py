@@ -1,4 +1,4 @@
-"""How much memory of the machine is free."""
+"""Free memory of the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_ram() -> int:
-    """Bytes of RAM of the machine that processes can still take."""
+    """Bytes of available RAM of the machine."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
     return numbers_by_name(Path("/proc/meminfo")).get("MemAvailable:", half) * 1024
 

@@ -1,4 +1,4 @@
-"""Addresses of randomness: a sampled token depends on its distribution and on (seed, completion index, position) alone.
+"""Seeds: a sampled token depends on its distribution and on (seed, completion index, position) alone.
 
 The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 2014). `sampling.py` applies it to whole vocabularies.

@@ -18,7 +18,7 @@ from nanoengine.core.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 LEAST_TEMPERATURE = 1e-5
 """With less, float32 would overflow; the likeliest token wins anyway."""
 
-Kept = tuple[Tensor | slice, Tensor, Tensor]  # [m] rows; logits and token ids, likeliest first: [m, count] each
+FilteredLogits = tuple[Tensor | slice, Tensor, Tensor]  # [m] rows; [m, count] logits and token ids, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class SamplingTable:
     """How the tokens of each row are chosen, on the device."""
 
     temperature: Tensor  # [num_rows] float32; 0 takes the likeliest token, the lowest id of equal ones
-    top_k: Tensor  # [num_rows] int32: so many are kept; all if it is 0 or less
-    top_p: Tensor  # [num_rows] float32: of what min_p and top_k leave, the likeliest until their share reaches it
-    min_p: Tensor  # [num_rows] float32: as likely as the likeliest times this; 0 keeps all
+    top_k: Tensor  # [num_rows] int32: number of the likeliest tokens to keep; 0 or less keeps all
+    top_p: Tensor  # [num_rows] float32: keep the likeliest of the remaining tokens, up to this probability; 1 keeps all
+    min_p: Tensor  # [num_rows] float32: keep tokens at least this times as likely as the likeliest; 0 keeps all
     seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
-    filtering: set[int] | None = None  # on the host: the rows that may keep less than all tokens; None: any may
+    filtering: set[int] | None = None  # on the host: rows whose filters may drop tokens; None: unknown
 
 
 def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     """The token with the highest logit / temperature + Gumbel noise, or logit where the temperature is 0; of equal ones the
-    lowest id: [n, vocab_size], keys [n], [n] -> [n]. In place of a token stands UNKNOWN where the highest is NaN or infinite, and
+    lowest id: [n, vocab_size], keys [n], [n] -> [n]. The result is UNKNOWN where the highest is NaN or infinite, and
     NONE_LEFT where all are -inf."""
     token_ids = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)[None]
     tokens = logits.argmax(-1)
@@ -46,10 +46,10 @@ def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
 
 
-def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
-    """The tokens that the filters of each row keep: here of all rows at once, [num_rows, vocab_size].
+def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
+    """Logits after the filters of each row: here of all rows at once, [num_rows, vocab_size].
 
-    Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
+    Logits of dropped tokens are -inf. The likeliest token is never dropped; of equal ones, the lower id comes first.
     """
     values, token_ids = drop_unlikely(logits, min_p).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)
@@ -58,18 +58,18 @@ def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
 
 
 def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
-    """-inf in place of the logits that min_p drops; [num_rows, count], the likeliest among them."""
+    """Logits with -inf for tokens that min_p drops; [num_rows, count], the likeliest among them."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log()[:, None], -torch.inf)
 
 
 def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor) -> Tensor:
-    """-inf in place of the logits that top_p drops. `values` is [num_rows, count], likeliest first.
+    """Logits with -inf for tokens that top_p drops. `values` is [num_rows, count], likeliest first.
 
     Args:
-        log_total: [num_rows], ln of the sum of exp(logit) over all tokens that min_p and top_k leave.
+        log_total: [num_rows], ln of the sum of exp(logit) over all tokens after min_p and top_k.
     """
     probabilities = (values - log_total[:, None]).exp()
-    before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
+    before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the token that crosses top_p remains
     dropped = (before >= top_p[:, None]) & (top_p < 1)[:, None]
     dropped[:, 0] = False
     return values.masked_fill(dropped, -torch.inf)

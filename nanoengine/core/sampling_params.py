@@ -1,4 +1,4 @@
-"""SamplingParams: how the tokens of one request are chosen, and when it ends."""
+"""CoreSamplingParams: sampling and stop conditions of one request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ModelFacts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSamplingParams:
-    """How to sample one request. Names and meanings follow vLLM. Numbers of numpy are taken too; fields hold plain Python values.
+    """Sampling parameters of one request. Names and meanings follow vLLM. Numbers of numpy become plain Python values.
 
     Args:
         n: completions of the prompt.
         temperature: 0 is greedy (the likeliest token); otherwise logits are divided by it. Below 1e-5 it counts as 1e-5.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than min_p times the likeliest one, before top_k and top_p; 0 keeps all.
-        top_p: of what these leave, keep the fewest of the likeliest tokens whose share reaches top_p; 1 keeps all, 0 one.
+        top_p: of the remaining tokens, keep the fewest of the likeliest whose probability reaches top_p; 1 keeps all, 0 one.
         seed: makes the request's choices repeatable, whatever else the engine runs. None: drawn by the engine.
         max_tokens: most new tokens; None: up to the model's length.
         stop_token_ids: tokens that end it.
@@ -58,11 +58,11 @@ class CoreSamplingParams:
 
     def __post_init__(self) -> None:
         check(self, InvalidSamplingParams)
-        if self.temperature:  # of a top_p that is 0 in float32, the likeliest token is left
+        if self.temperature:  # a top_p that is 0 in float32 keeps the likeliest token alone
             self.keep("temperature", max(self.temperature, 1e-5) if self.top_p > 1e-30 else 0.0)
         self.keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
 
-    # ---- what capabilities override
+    # ---- overridden by capabilities
 
     @property
     def num_sequences(self) -> int:
@@ -105,14 +105,14 @@ def items(field: str, value: object) -> Seq[Any]:
 
 
 def token_ids(field: str, value: object) -> tuple[int, ...]:
-    """Each of them once."""
+    """Checked token ids, without duplicates."""
     return tuple(dict.fromkeys(integer(field, token, 0, MAX_INT32) for token in items(field, value)))
 
 
 def integer(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidSamplingParams(field, f" must be an integer, not {shown(value)}")
-    found = operator.index(value)
-    if not low <= found <= high:
-        raise InvalidSamplingParams(field, f" is {shown(found)}: it must be between {low} and {high}")
-    return found
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise InvalidSamplingParams(field, f" is {shown(number)}: it must be between {low} and {high}")
+    return number

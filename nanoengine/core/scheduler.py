@@ -1,4 +1,4 @@
-"""Scheduler: who runs in the next step, with how many new tokens, and who is preempted when blocks run out."""
+"""Scheduler: sequences and new tokens of the next step, admission, and preemption when blocks run out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.messages import UNKNOWN, Run, Started, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.seams import Faults, PolicyPart, ask, ask_each
+from nanoengine.core.seams import SCHEDULE_HOOKS, Faults, PolicyPart, call_part, iterate_part
 from nanoengine.core.sequence import Phase, Sequence
 
 MIXED = "mixed"
@@ -31,7 +31,7 @@ class Step:
     runs: list[Sequence] = field(default_factory=list)  # the sequence of each of `plan.runs`
     started: list[Sequence] = field(default_factory=list)
     is_dropped: bool = False  # an earlier step has failed, so the results of this one do not count
-    launched: Any = None  # what the executor returned (`Launched`), or raised
+    launched: Any = None  # result of the executor (`Launched`), or its exception
     faults: Faults = field(default_factory=list)  # of parts, while the step was made
 
 
@@ -61,7 +61,7 @@ class Scheduler:
         parts: list[PolicyPart] | None = None,
     ):
         self.blocks, self.policy, self.parts = blocks, policy, [] if parts is None else parts
-        self.active: list[PolicyPart] = []  # those that are asked about the step that is made
+        self._set_active([])
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
@@ -87,13 +87,22 @@ class Scheduler:
 
     # ---- making a step
 
+    def _set_active(self, parts: list[PolicyPart]) -> None:
+        """Set the parts of the current step, and for each hook the parts that override it."""
+        self.active = parts
+        self._hooks = {
+            name: [p for p in parts if getattr(getattr(p, name), "__func__", 0) is not getattr(PolicyPart, name)]
+            for name in SCHEDULE_HOOKS
+        }
+
     def schedule(self) -> Step | None:
-        """The next step; None if there is nothing to do before results have come."""
+        """Make the next step; None if there is no work before the results of steps in flight."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
-        parts = self.active = [part for part in self.parts if not part.is_idle]
-        for part in parts:
-            for seq in ask_each(step.faults, part, "make_way", (), self.running, self.waiting):
+        if (active := [part for part in self.parts if not part.is_idle]) != self.active:
+            self._set_active(active)
+        for part in self._hooks["make_way"]:
+            for seq in iterate_part(step.faults, part, "make_way", (), self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
         if decodes_first:
@@ -103,27 +112,28 @@ class Scheduler:
         if not decodes_first and not step.runs:
             self._decode(step)
         if not (step.runs or step.decodes or step.started):
-            if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
+            if not self.in_flight and len(self.running) > 1:  # started prompts wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(ask(step.faults, part, "wants_step", False) for part in parts):
+            if not any(call_part(step.faults, part, "wants_step", False) for part in self._hooks["wants_step"]):
                 return None
         if step.decodes:
-            for part in parts:
-                ask(step.faults, part, "draft", None, self, step)
+            for part in self._hooks["draft"]:
+                call_part(step.faults, part, "draft", None, self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        for part in parts:
-            ask(step.faults, part, "complete", None, step)
+        for part in self._hooks["complete"]:
+            call_part(step.faults, part, "complete", None, step)
         self.in_flight.append(step)
         return step
 
     def _decode(self, step: Step) -> None:
-        """One token of every sequence that decodes."""
-        take, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.active for seq in ask_each(step.faults, part, "postponed", (), self)}
+        """Add one token of every decoding sequence."""
+        add, decoding = step.decodes.append, Phase.DECODING
+        parts = self._hooks["postponed"]
+        postponed = {seq for part in parts for seq in iterate_part(step.faults, part, "postponed", (), self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -131,10 +141,10 @@ class Scheduler:
                 continue
             seq.num_computed += 1
             seq.num_tokens += 1
-            take(seq)
+            add(seq)
 
     def _make_columns(self, step: Step) -> None:
-        """The decodes as columns. Mostly they are those of the step before, one token further."""
+        """Fill the columns of the decodes. In a steady state they are the columns of the last step, one token further."""
         plan, last = step.plan, self._last
         if not step.runs and last is not None and not last.runs and step.decodes == last.decodes:
             plan.decode_rows, plan.decode_starts = last.plan.decode_rows, last.plan.decode_starts + 1
@@ -144,9 +154,7 @@ class Scheduler:
         self._last = step
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """Make sure that the next token of a sequence has a slot. While there are too few free blocks, the last running sequence
-        is preempted. Returns False if no token is left to compute, or if the sequence was preempted itself.
-        """
+        """Allocate a slot for the next token, by preemptions if needed. False: no token is left, or it was preempted itself."""
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
             return False
@@ -156,27 +164,27 @@ class Scheduler:
         return True
 
     def _prefill(self, step: Step, budget: int) -> None:
-        """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
+        """Add chunks of prompts: started ones, then waiting ones, while budget, rows and blocks last."""
         prefilling, waiting = Phase.PREFILLING, Phase.WAITING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
-            budget -= self._take_chunk(step, seq, budget)
+            budget -= self._add_chunk(step, seq, budget)
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
-        for part in self.active:
-            candidates = ask_each(step.faults, part, "candidates", candidates, candidates)
+        for part in self._hooks["candidates"]:
+            candidates = iterate_part(step.faults, part, "candidates", candidates, candidates)
         for seq in candidates:
             # A part may list one twice.
             if seq.phase is not waiting or seq.waits_for in self.blocks.pending or not self._allowed(step, seq, budget):
                 continue
-            if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
+            if not seq.has_all_tokens:  # preempted with a token in flight: no other sequence overtakes it
                 break
             if (num_cached_blocks := self.blocks.find(seq)) is None:
                 continue
             if not self.blocks.admit(seq, num_cached_blocks, step.faults):
-                break  # no room: nobody behind it overtakes it
+                break  # too few blocks: no other sequence overtakes it
             self._start(step, seq)
-            budget -= self._take_chunk(step, seq, budget)
+            budget -= self._add_chunk(step, seq, budget)
             if not budget or len(self.running) == self.max_num_seqs:
                 break
         for seq in step.started:
@@ -193,12 +201,12 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, step: Step, seq: Sequence, budget: int) -> int:
-        for part in self.active:
-            budget = min(budget, ask(step.faults, part, "allowed", budget, seq, budget))
+        for part in self._hooks["allowed"]:
+            budget = min(budget, call_part(step.faults, part, "allowed", budget, seq, budget))
         return budget
 
-    def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
-        """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
+    def _add_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
+        """Add the next tokens of a prompt to a step, as many as allowed; returns their number."""
         start = seq.num_computed
         count = min(self._allowed(step, seq, budget) if budget else 0, seq.num_tokens - start, self.max_chunk)
         if not count:
@@ -212,24 +220,23 @@ class Scheduler:
             seq.phase = Phase.DECODING
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
-        for part in self.active:
-            ask(step.faults, part, "took", None, seq, count)
+        for part in self._hooks["took"]:
+            call_part(step.faults, part, "took", None, seq, count)
         return count
 
     def _preempt_last(self) -> Sequence:
-        seq = self.running[-1]
-        self._preempt(seq)
-        return seq
+        return self._preempt(self.running[-1])
 
-    def _preempt(self, seq: Sequence) -> None:
-        """Take the blocks of a running sequence, and queue it: it resumes from its tokens."""
+    def _preempt(self, seq: Sequence) -> Sequence:
+        """Preempt a running sequence: release its blocks, and queue it. It resumes from its tokens."""
         self._stop(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.add(seq)
+        return seq
 
     def _stop(self, seq: Sequence) -> None:
-        """Take a sequence out of `running`, and its row and blocks from it."""
+        """Remove a sequence from `running`, and release its row and blocks."""
         self.running.remove(seq)
         self.free_rows.append(seq.row)
         self.ended_rows.append(seq.row)
@@ -238,7 +245,7 @@ class Scheduler:
     # ---- after a step
 
     def commit(self, result: StepResult) -> list[Sequence]:
-        """The oldest step was carried out. Returns the sequences that got tokens, or ended without."""
+        """Apply the result of the oldest step; returns the sequences with new tokens, or with an end."""
         step = self.in_flight.popleft()
         advanced: list[Sequence] = []
         if step.is_dropped:
@@ -268,7 +275,7 @@ class Scheduler:
         return advanced
 
     def _commit_run(self, step: Step, seq: Sequence, run: Run, sampled: list[int], num_accepted: int) -> None:
-        """A run that is not a plain decode: a chunk, or a decode with drafts."""
+        """Apply the result of a chunk, or of a decode with drafts."""
         num_rejected = len(run.drafts) - num_accepted
         seq.num_tokens -= num_rejected
         is_current = seq.start_step <= step.number and bool(seq.block_tables)  # it was not preempted since
@@ -280,17 +287,17 @@ class Scheduler:
         num_written = run.start + (1 if run.drafts else run.num_new)
         if is_current and not sampled:
             self.blocks.publish(seq, num_written)
-        for place, token in enumerate(sampled[: num_accepted + 1]):
+        for index, token in enumerate(sampled[: num_accepted + 1]):
             if is_current and token >= 0:
-                # The K/V of an accepted draft are those of the token that was sampled before it.
-                self.blocks.publish(seq, num_written + place)
+                # The K/V of an accepted draft equal those of the sampled token before it.
+                self.blocks.publish(seq, num_written + index)
             seq.token_ids.append(token)
             if token < 0 or token in seq.stop_token_ids or len(seq.token_ids) == seq.max_num_tokens:
                 self._end(seq, token)
                 return
 
     def _end(self, seq: Sequence, token: int) -> None:
-        """The last token of a sequence has come, or there is none."""
+        """End a sequence at its last token, or at a sample without a token."""
         if token < 0:
             seq.token_ids.pop()
         if token == UNKNOWN:
@@ -307,11 +314,11 @@ class Scheduler:
             self.finish(seq, "length")
 
     def fail(self, error: Exception | None = None) -> list[Sequence]:
-        """The oldest step has failed: its sequences end. All others resume from their tokens, since nothing that is in flight
+        """Drop the oldest step, which has failed: its sequences end. All others resume from their tokens, since no step in flight
         counts.
 
         Args:
-            error: why. None: it was interrupted, and nobody is to blame.
+            error: of the step. None: an interruption, which ends no sequence.
         """
         failed = self.in_flight.popleft()
         if failed.is_dropped:
@@ -332,7 +339,7 @@ class Scheduler:
         return ended
 
     def finish(self, seq: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
-        """End a sequence wherever it stands. If it has ended, nothing happens, but for an error that is told all the same."""
+        """End a sequence in any phase. An ended one does not change, except for the error."""
         if error is not None:
             seq.error, seq.finish_reason = seq.error or error, reason
         if seq.phase is Phase.FINISHED:

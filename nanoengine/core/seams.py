@@ -1,4 +1,4 @@
-"""Seams: what the policy asks of capabilities that it does not know. Who inherits says only what it decides."""
+"""Seams: interfaces of the policy for capabilities. A subclass overrides only the methods that it needs."""
 
 from __future__ import annotations
 
@@ -13,90 +13,87 @@ if TYPE_CHECKING:
     from nanoengine.core.sequence import Request, Sequence
 
 Faults = list[tuple[Any, Exception]]
-"""Parts that have raised, and what: sequences end that they concern."""
+"""(part, exception) of each part that raised: the sequences end that it concerns."""
 
 
-def ask(faults: Faults, part: Any, what: str, default: Any, *args: Any) -> Any:
-    """What a part answers; if it raises, the default, and the part is at fault."""
+def call_part(faults: Faults, part: Any, method: str, default: Any, *args: Any) -> Any:
+    """The result of a method of a part. If it raises, the default, and the part is at fault."""
     try:
-        return getattr(part, what)(*args)
+        return getattr(part, method)(*args)
     except Exception as error:
-        return _blame(faults, part, what, error, default)
+        return _add_fault(faults, part, method, error, default)
 
 
-def ask_each(faults: Faults, part: Any, what: str, default: Iterable[Any], *args: Any) -> Iterator[Any]:
-    """As `ask`, one answer after the other: behind those before a part raised, the default."""
+def iterate_part(faults: Faults, part: Any, method: str, default: Iterable[Any], *args: Any) -> Iterator[Any]:
+    """As `call_part`, for a method with several results: if it raises after some of them, the default follows."""
     try:
-        yield from getattr(part, what)(*args)
+        yield from getattr(part, method)(*args)
     except Exception as error:
-        yield from _blame(faults, part, what, error, default)
+        yield from _add_fault(faults, part, method, error, default)
 
 
-def _blame(faults: Faults, part: Any, what: str, error: Exception, default: Any) -> Any:
-    logging.getLogger("nanoengine").error("%s.%s has failed", type(part).__name__, what, exc_info=error)
+def _add_fault(faults: Faults, part: Any, method: str, error: Exception, default: Any) -> Any:
+    logging.getLogger("nanoengine").error("%s.%s has failed", type(part).__name__, method, exc_info=error)
     faults.append((part, error))
     return default
 
 
 class KVLayout:
-    """Which tokens of a sequence the layers of one KV group need K/V of: all, unless a subclass says otherwise. Called by the
-    block manager.
-    """
+    """The tokens whose K/V the layers of one KV group need: here all tokens of a sequence. Called by the block manager."""
 
     forgets = False
-    """Whether there are tokens that no later token attends to any more."""
+    """Whether some tokens are outside the windows of all later tokens."""
 
     def first_seen(self, position: int) -> int:
-        """Smallest position that the token at `position`, or any later one, attends to."""
+        """First position in the window of the token at `position`, or of any later token."""
         return 0
 
     def reserve(self, start: int, num_tokens: int) -> int:
-        """How many tokens a sequence gets room for when it starts behind `start` cached ones; its chunks ask for the rest."""
+        """Tokens with blocks at the start of a sequence behind `start` cached ones; chunks allocate the blocks of the others."""
         return num_tokens
 
 
 class KVStore:
-    """Another place where blocks are kept: host memory, files, another engine. Called by the block manager; never waits."""
+    """A cache of blocks outside the pool: host memory, files, another engine. Called by the block manager; never waits."""
 
     def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
-        """A block of the pool can be found from now on."""
+        """A block of the pool was added to the prefix cache."""
 
     def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         """A block of the pool is about to be overwritten by the next step; it was sound."""
 
     def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
-        """The K/V of this prefix may be wrong: forget it."""
+        """The K/V of this prefix may be wrong: drop it."""
 
     def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        """Whether it has this block."""
         return False
 
     def may_end(self, hash: bytes, tokens: bytes, has: Callable[[int, bytes, bytes], bool]) -> bool:
-        """Whether a sequence may start behind a cached prefix that ends with this block. Models with recurrent states can resume
-        only where a snapshot exists.
-        """
+        """Whether a sequence may start behind a cached prefix that ends here: recurrent states need a snapshot there."""
         return True
 
     def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
-        """A sequence starts behind these blocks (hash, tokens): keep those that are to be loaded, until `complete`."""
+        """A sequence starts behind these blocks (hash, tokens): do not evict them before `complete`."""
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        """Copy what it has into a block of the pool, before the next step computes."""
+        """Copy a stored block into a block of the pool, before the next step computes."""
 
     def clear(self) -> None:
-        """Forget everything. A step follows that carries out what this takes, if a `PolicyPart` wants one."""
+        """Drop all blocks. A step follows, with the copies or deletions for it, if a `PolicyPart` wants one."""
 
     def closing(self) -> None:
-        """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
+        """The engine ends: save the blocks of the pool. A last step follows, as behind `clear`."""
 
 
 class PolicyPart:
-    """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
+    """The policy's part of a capability. The methods are in the order of their calls by the scheduler and the engine."""
 
     is_idle = False
     """Set while no request uses the capability: only `made`, `submitted` and `close` are called, so that steps cost nothing."""
 
     def made(self, request: Request) -> None:
-        """The request was checked, and may be submitted later. Called in the thread of its maker; a named error refuses it."""
+        """The request was checked, and may be submitted later. Called in the thread of the caller; a named error refuses it."""
 
     def submitted(self, request: Request) -> None:
         """The request was queued."""
@@ -112,20 +109,18 @@ class PolicyPart:
         return ()
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Waiting sequences that may start now, in the order in which they are tried. The scheduler takes one after the other,
-        and what it took may decide who comes next: do not look ahead.
-        """
+        """Waiting sequences that may start now, in order; without look-ahead, since each admission may change the next one."""
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
-        """How many tokens of a prompt may be computed now, at most `budget`; 0: none in this step."""
+        """Most tokens of a prompt to compute now, at most `budget`; 0: no token in this step."""
         return budget
 
     def took(self, seq: Sequence, count: int) -> None:
-        """`count` tokens of a prompt were put into the step."""
+        """`count` tokens of a prompt were added to the step."""
 
     def wants_step(self) -> bool:
-        """Whether a step is to be made although it computes nothing."""
+        """Whether to make a step although it computes nothing."""
         return False
 
     def max_drafts(self, num_tokens: int, budget: int) -> int:
@@ -133,26 +128,30 @@ class PolicyPart:
         return budget
 
     def draft(self, scheduler: Scheduler, step: Step) -> None:
-        """The decodes and chunks of the step are chosen: some decodes may become runs with drafts."""
+        """Called after the decodes and chunks of the step are chosen: some decodes may become runs with drafts."""
 
     def complete(self, step: Step) -> None:
-        """The plan is made, but for what the runner's part of the capability must know."""
+        """Called last: add the values for the runner's part of the capability to the plan."""
 
-    # ---- when its result is there
+    # ---- after the step
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 
         Args:
-            seqs: those that got a token, or ended; their new tokens are not text yet.
+            seqs: with new tokens, which are not text yet, or with an end.
         """
 
     def concerns(self, seq: Sequence) -> bool:
-        """Whether a sequence must end if this part has raised while a step of it was made, or behind it."""
+        """Whether a sequence must end if this part has raised in the schedule of its step, or after it."""
         return True
 
     def finished(self, seq: Sequence) -> None:
         """The sequence has ended, and its text is complete."""
 
     def close(self) -> None:
-        """Nothing is asked any more: end threads and processes."""
+        """Last call: end threads and processes."""
+
+
+SCHEDULE_HOOKS = ("make_way", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+"""Methods of `PolicyPart` that the scheduler calls."""

@@ -1,4 +1,4 @@
-"""Request and Sequence: what one caller asked for, and each of its completions: its tokens, and how far they are computed."""
+"""Request and Sequence: the state of a request, and of each of its completions, with tokens and progress."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: CoreSamplingParams
-    cache_salt: str = ""  # cached prefixes are shared only among requests of equal salt
+    cache_salt: str = ""  # hits of cached prefixes need an equal salt
     priority: int = 0  # a smaller one comes first
     client: str = ""
-    arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
-    # Index -> output tokens that the completion has already (resumed elsewhere); empty: all begin with none.
+    arrival_time: float | None = None  # seconds of time.perf_counter, if measured
+    # Index -> output tokens of a completion that resumes here; empty: all begin without output.
     completions: dict[int, list[int]] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
-    metrics: Any = None  # as a listener measured them
-    prompt_logprobs: list[Any] | None = None  # as a listener collected them
+    metrics: Any = None  # from the observer
+    prompt_logprobs: list[Any] | None = None  # from the collector
 
     @property
     def finished(self) -> bool:
         return bool(self.sequences) and self.num_finished == len(self.sequences)
 
     def output(self) -> RequestOutput:
-        """The result so far, as a value that does not change any more."""
+        """A copy of the result so far."""
         outputs = self.params.choose([seq.output() for seq in self.sequences])
         cached = (self.sequences[0].num_cached_tokens or 0) if self.sequences else 0
         return RequestOutput(
@@ -48,10 +48,10 @@ class Request:
 
 
 class Phase(Enum):
-    """Where a sequence stands. `Scheduler` moves it from one to the next."""
+    """Phase of a sequence. `Scheduler` alone changes it."""
 
     WAITING = "waiting"  # in the queue: new, or preempted
-    PREFILLING = "prefilling"  # has a row and blocks; chunks compute what it lacks, whether it is new or resumed
+    PREFILLING = "prefilling"  # has a row and blocks; chunks compute its tokens, new or resumed
     DECODING = "decoding"  # a step computes its last token and samples the next
     VERIFYING = "verifying"  # a step in flight verifies drafts: in no other step until its result is there
     ENDING = "ending"  # its last token is in flight
@@ -62,7 +62,7 @@ class Phase(Enum):
 class Sequence:
     """One completion of a request.
 
-    What remains to compute is `num_tokens - num_computed`: for a new prompt, a chunk, a decode and a resumed sequence alike.
+    `num_tokens - num_computed` tokens remain to compute: for a new prompt, a chunk, a decode and a resumed sequence alike.
     Both counts run ahead of the results: a token counts as computed, and as sampled, once a step that does it is scheduled.
     `token_ids` holds the tokens that are known.
     """
@@ -85,27 +85,26 @@ class Sequence:
     num_tokens: int = field(init=False)
     num_computed: int = 0
     phase: Phase = Phase.WAITING
-    row: int = -1  # where the runner keeps its state while it runs
+    row: int = -1  # of the runner, while it runs
     start_step: int = 0  # the number of the step that started it last
     num_preemptions: int = 0
-    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
+    num_cached_tokens: int | None = None  # prompt tokens of the prefix cache, at its first start
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None
-    # The block manager's: tables of each KV group, the first block in each that it still sees, (hash, tokens) of its full blocks,
-    # how many leading blocks are in the prefix cache, how many tokens are computed and committed or were hit, and how many it can
-    # compute without asking for blocks.
+    # Of the block manager: tables of each KV group, the first block in the window of each, (hash, tokens) of its full blocks, the
+    # number of leading blocks in the prefix cache, of tokens that are committed or were hit, and of tokens that its blocks hold.
     block_tables: list[list[int]] = field(default_factory=list)
     first_blocks: list[int] = field(default_factory=list)
     block_hashes: list[tuple[bytes, bytes]] = field(default_factory=list)
     num_published: int = 0
     num_written: int = 0
     num_slots: int = 0
-    reads_cache: bool = True  # False: all prompt tokens must be computed (their mean or log probabilities are wanted)
+    reads_cache: bool = True  # False: all prompt tokens must be computed, for their mean or log probabilities
     waits_for: bytes | None = None  # hash of a block that another sequence computes or loads
     detokenizer: Detokenizer = field(init=False)  # set by the engine
-    logprobs: list[Any] | None = None  # as a listener collected them
-    state: dict[str, Any] = field(default_factory=dict)  # what capabilities keep for it
+    logprobs: list[Any] | None = None  # from the collector
+    state: dict[str, Any] = field(default_factory=dict)  # of capabilities
 
     def __post_init__(self, seed: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
         request, params = self.request, self.request.params
@@ -115,12 +114,12 @@ class Sequence:
         self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + (params.max_tokens or max_model_len))
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
-        own_seed = sequence_seed(seed, self.index)
-        self.sampling = RowSampling(params, own_seed, self.num_prompt_tokens, tuple(sorted(self.stop_token_ids)))
+        seed = sequence_seed(seed, self.index)
+        self.sampling = RowSampling(params, seed, self.num_prompt_tokens, tuple(sorted(self.stop_token_ids)))
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether no token of it is in flight."""
+        """Whether none of its tokens is in flight."""
         return len(self.token_ids) == self.num_tokens
 
     @property
@@ -134,7 +133,7 @@ class Sequence:
     def text_from(self, start: int) -> str:
         """The final text of its tokens so far, from this character on."""
         if self.detokenizer.due and not self.finished:
-            with suppress(Exception):  # the tokenizer's: the engine meets it again, and ends the sequence
+            with suppress(Exception):  # of the tokenizer: it occurs in the engine again, and ends the sequence
                 self.detokenizer.read(self.token_ids, self.stop_token_ids)
         return self.detokenizer.text_from(start)
 

@@ -13,7 +13,7 @@ from nanoengine.core.model_config import MAX_JSON_BYTES, read_file, read_json
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` (`fast`); `name` is what messages call it."""
+    """A `tokenizers.Tokenizer` (`fast`), and its `name` in messages."""
 
     def __init__(self, fast: Any, name: str):
         self.fast, self.name = fast, name
@@ -29,15 +29,15 @@ class Tokenizer:
             return self._ids(text, add_special_tokens)
         except UnicodeEncodeError as error:
             raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
-        except Exception as error:  # the library raises what it likes, such as for a missing unknown token
+        except Exception as error:  # any class of the library, such as for a missing unknown token
             raise InvalidPrompt(f"{self.name} cannot encode the prompt: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
+        """Text of the ids. Special tokens are left out, or written as in the vocabulary."""
         return str(self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def token_ids(self) -> dict[str, int]:
-        """All tokens, as the vocabulary writes them."""
+        """Token texts of the vocabulary -> ids."""
         return dict(self.fast.get_vocab())
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -57,14 +57,14 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_eos_token_ids(folder: Path, vocab_size: int) -> list[int]:
-    """All tokens that config.json or generation_config.json call an end: they may differ, and each means it."""
+    """End-of-text tokens of config.json and generation_config.json, which may differ: the union."""
     names = [name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
     return end_token_ids(vocab_size, *(read_json(folder, name).get("eos_token_id") for name in names))
 
 
 def end_token_ids(vocab_size: int, *stated: Any) -> list[int]:
-    """The ids among what files say, each a token id, a list of them, or None; those beyond the vocabulary are left out."""
-    tokens = [own for value in stated if value is not None for own in (value if isinstance(value, list) else [value])]
+    """Token ids of fields that are an id, a list of ids, or None; ids beyond the vocabulary are left out."""
+    tokens = [each for value in stated if value is not None for each in (value if isinstance(value, list) else [value])]
     if not {int}.issuperset(map(type, tokens)):
         raise UnsupportedModel(f"eos_token_id is {shown(stated)}: it must be a token id or a list of them")
     return sorted({token for token in tokens if 0 <= token < vocab_size})

@@ -55,10 +55,10 @@ def weight_files(folder: Path) -> list[Path]:
     for path in files:
         if path.parent != folder:
             raise InvalidWeights(f"{index} names {shown(path.name)} outside the model folder")
-        if not os.path.isfile(path):  # False for what cannot be a path, too
+        if not os.path.isfile(path):  # False for an impossible path, too
             raise ModelNotFound(f"{str(path)[:500]} is missing, though {index.name} lists it: fetch the model again")
     if not files:
-        why = "a GGUF file is given by its own name, and other formats can run code"
+        why = "a GGUF file is opened by its file name, and other formats can run code"
         raise ModelNotFound(f"{folder} holds no *.safetensors: {why}")
     return files
 

@@ -1,4 +1,4 @@
-"""Abilities beyond the core, one folder each. Each can be deleted."""
+"""Capabilities beyond the core, one folder each. Each can be deleted."""
 
 EMBEDDING = "embedding"
-"""In `Sequence.state`: the vector of an embedding request, [dimensions] float32, once it is there."""
+"""In `Sequence.state`: the vector of an embedding request, [dimensions] float32, when it is computed."""

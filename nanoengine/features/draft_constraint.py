@@ -1,4 +1,4 @@
-"""DraftConstraint: what decides over the next tokens of a sequence besides the model."""
+"""DraftConstraint: the protocol of constraints on the next tokens of a sequence, between capabilities and speculation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ CONSTRAINT = "constraint"
 
 
 class DraftConstraint(Protocol):
-    """A grammar, or the limit of a thought."""
+    """The constraint of a grammar, or of a thought's budget."""
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice."""
+        """The next tokens that are the only allowed ones, at most `most`."""
 
     def allowed(self, drafts: list[int]) -> list[int]:
-        """The first of some drafts, as far as they may come."""
+        """The drafts before the first that is not allowed."""

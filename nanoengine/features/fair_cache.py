@@ -1,4 +1,4 @@
-"""FairCache: what was made for clients and may be asked for again. No client finds, or learns of, what another one left."""
+"""FairCache: a cache with a partition for each client. No client hits, or learns of, the entries of another one."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MAX_CLIENTS = 1024
-"""The client that has used nothing for longest goes before there are more."""
+"""Most clients: the least recently active one is dropped before there are more."""
 
 
 class FairCache(Generic[K, V]):
-    """Values by client and key. Where there is no room, the client that has most loses what it has not used for longest.
+    """Values by client and key. Where the cache is full, the client with the largest partition loses its least recently used
+    value.
 
     Any thread may use it.
 
     Args:
-        most: size of all values together.
+        most: limit of the sum of sizes.
 
     Attributes:
-        size: of all values.
-        num_hits: how often what was asked for was there.
+        size: sum of sizes.
     """
 
     def __init__(self, most: int):
         self.most = most
-        self._clients: OrderedDict[str, OrderedDict[K, tuple[V, int]]] = OrderedDict()  # the last has used it last
+        self._clients: OrderedDict[str, OrderedDict[K, tuple[V, int]]] = OrderedDict()  # least recently active first
         self._sizes: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.size = self.num_hits = 0
+        self.size = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
 
     def get(self, client: str, key: K) -> V | None:
         with self._lock:
-            own = self._clients.get(client)
-            if own is None or key not in own:
+            partition = self._clients.get(client)
+            if partition is None or key not in partition:
                 return None
-            own.move_to_end(key)
+            partition.move_to_end(key)
             self._clients.move_to_end(client)
-            self.num_hits += 1
-            return own[key][0]
+            return partition[key][0]
 
     def put(self, client: str, key: K, value: V, size: int) -> None:
-        """Keep a value in the place of the one that the key had; one that is too large is not kept."""
+        """Store a value instead of the last one of the key; one that is larger than the cache is dropped."""
         with self._lock:
             self._pop(client, key)
-            own = self._clients.setdefault(client, OrderedDict())
+            partition = self._clients.setdefault(client, OrderedDict())
             self._clients.move_to_end(client)
-            own[key] = value, size
+            partition[key] = value, size
             self._sizes[client] += size
             self.size += size
             while self.size > self.most:
@@ -64,11 +63,11 @@ class FairCache(Generic[K, V]):
                 del self._clients[first]
 
     def _pop(self, client: str, key: K) -> None:
-        own = self._clients.get(client)
-        if own is None or key not in own:
+        partition = self._clients.get(client)
+        if partition is None or key not in partition:
             return
-        size = own.pop(key)[1]
+        size = partition.pop(key)[1]
         self._sizes[client] -= size
         self.size -= size
-        if not own:
+        if not partition:
             del self._clients[client], self._sizes[client]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check, option
+from nanoengine.core.options import option
+from nanoengine.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions:
+class KernelOptions(Options):
     """Options of the kernels.
 
     Args:
@@ -27,6 +28,3 @@ class KernelOptions:
     kernels: str = option("auto", choices=("auto", "native", "triton", "torch"))
     activation_dtype: str = option("auto", choices=("auto", "int8", "int16", "bfloat16", "float32"))
     kv_cache_dtype: str = option("auto", choices=("auto", "int8"))
-
-    def __post_init__(self) -> None:
-        check(self)

@@ -107,5 +107,6 @@ class Models(Capability):
             raise InvalidConfig("models with states need the capability kv groups, which is not installed")
 
     def policy(self, startup: Startup) -> None:
+        _ = self.tokenizer.fast  # a thread may build it until here; its errors are those of the start
         self.default_sampling = default_sampling(self._advised, type(startup.default_params))
         startup.default_params = dataclasses.replace(startup.default_params, **self.default_sampling)

@@ -1,1 +1,1 @@
-"""More than one process: ranks that share a model, replicas, Ray."""
+"""Several processes: ranks of one model, replicas, Ray."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from nanoengine.core.block_manager import BlockManager
@@ -164,11 +164,12 @@ def make_engine(
     enable_prefix_caching: bool = True,
     blocks: BlockManager | None = None,
     seed: int = 0,
+    kind: Callable[..., LLMEngine] = LLMEngine,
     **scheduler: object,
 ) -> LLMEngine:
     blocks = blocks or BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    return LLMEngine(
+    return kind(
         Scheduler(blocks, **limits, **scheduler),
         model or ToyModel(block_size),
         ToyTokenizer(),

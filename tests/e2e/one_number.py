@@ -30,7 +30,7 @@ from nanoengine import LLM, RequestOutput, SamplingParams
 from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
-from nanoengine.features.kv_groups.layouts import Need, group_layers
+from nanoengine.features.kv_groups.layouts import BlockDemand, group_layers
 from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.interrupts import Interruptible
 from nanoengine.models import capability as models
@@ -96,7 +96,7 @@ def least_blocks(folder: Path, options: dict[str, Any]) -> int:
     config = models.describe(folder, None).config.within(MAX_LEN)
     groups = group_layers([config.layer(number).window for number in config.attention_layers] or [None])
     most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
-    return Need(groups, options["block_size"], most_new, 1 + options["async_scheduling"]).num_blocks(MAX_LEN)
+    return BlockDemand(groups, options["block_size"], most_new, 1 + options["async_scheduling"]).num_blocks(MAX_LEN)
 
 
 class Elsewhere:

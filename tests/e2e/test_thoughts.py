@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 from tests.scripted import Script, folder_of, scripted_llm
 
 USER = [{"role": "user", "content": "Hello"}]

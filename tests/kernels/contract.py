@@ -317,7 +317,7 @@ def log_probabilities(case: Case) -> Operation:
 
     def call(rows: Tensor) -> Made:
         found = compute_logprobs(lambda part: logits[rows[part]], own[rows], 5)
-        return found.own, found.ranks, found.top, found.top_ids
+        return found.logprobs, found.ranks, found.top, found.top_ids
 
     return call, lambda *_: None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 
-from nanoengine.features.pooling.files import of_folder, of_gguf
+from nanoengine.features.pooling.files import defaults_of_folder, defaults_of_gguf
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.default_sampling import default_sampling
@@ -117,7 +117,7 @@ def test_of_how_embeddings_are_made(tmp_path: Path) -> None:
     def made(own: dict[str, Any]) -> None:
         steps.write_text(json.dumps(own["steps"]))
         modes.write_text(json.dumps(own["modes"]))
-        of_folder(tmp_path)
+        defaults_of_folder(tmp_path)
 
     assert wrong(made, table, 300) == []
 
@@ -139,7 +139,7 @@ def test_of_a_gguf_file(name: str) -> None:
     table |= {f"{name}.{key}": value for key, value in keys.items()}
 
     def config(own: dict[str, Any]) -> None:
-        of_gguf(own)
+        defaults_of_gguf(own)
         read_model_config(hf_config(GGUFFile(Path("model.gguf"), own, {}, [])))
 
     assert wrong(config, table, values=OF_GGUF) == []
@@ -150,4 +150,4 @@ MARKS = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.ggml.add_bos_token": T
 
 @pytest.mark.parametrize("table", [sentencepiece(), bpe(**MARKS)], ids=["sentencepiece", "bpe"])
 def test_of_a_vocabulary(table: dict[str, Any]) -> None:
-    assert wrong(read_vocabulary, table, 150, OF_GGUF) == []
+    assert wrong(lambda own: read_vocabulary(own).tokenizer, table, 150, OF_GGUF) == []

@@ -119,22 +119,25 @@ def test_what_python_or_the_sandbox_ends_is_refused_in_their_words(client: Templ
 
 def test_a_process_that_is_gone_is_started_anew_and_one_that_has_forked_has_another(client: TemplateClient) -> None:
     check_sound(client)
-    assert client._process is not None
-    first = client._process._popen.pid
+    assert client.process.process is not None
+    first = client.process.process.pid
     os.kill(first, signal.SIGKILL)
-    client._process._popen.wait()
+    client.process.process.wait()
     check_sound(client)
+    second = client.process.process.pid
     if (pid := os.fork()) == 0:
         check_sound(client)
-        os._exit(0 if client._process._popen.pid != first else 1)
+        os._exit(0 if client.process.process.pid not in (first, second) else 1)
     assert os.waitpid(pid, 0)[1] == 0
+    check_sound(client)
+    assert client.process.process.pid == second
     with ThreadPoolExecutor(8) as threads:
         texts = [*threads.map(lambda i: client.render("{{ i }}" * 50, {"i": i}), range(200))]
     assert texts == [str(i) * 50 for i in range(200)]
 
 
-def test_no_process_is_a_named_error(client: TemplateClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_client, "COMMAND", ["/nowhere/python"])
+def test_no_process_is_a_named_error(client: TemplateClient) -> None:
+    client.process.command = ["/nowhere/python"]
     with pytest.raises(InvalidPrompt, match=r"was not rendered, .*No such file.*: ask again"):
         client.render("a", {})
 

@@ -1,4 +1,4 @@
-"""Beams: the search for one prompt, without an engine.
+"""Beams: the beam search of one prompt, without an engine.
 
 The scores, the bookkeeping of finished beams and the rule for stopping are those of Hugging Face transformers' `num_beams`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A continuation that goes on."""
+    """A running continuation."""
 
     token_ids: list[int]
     logprob: float  # the sum over its tokens
@@ -26,7 +26,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeam:
-    """A continuation that has ended."""
+    """A finished continuation."""
 
     token_ids: list[int]
     logprob: float
@@ -54,7 +54,7 @@ class Beams:
         self.finished: list[FinishedBeam] = []  # best first
 
     def advance(self, logprobs: Seq[Mapping[int, TokenLogprob]]) -> None:
-        """Go one token on; nothing runs any more when the search is over.
+        """Advance all beams by one token; no beam runs when the search is over.
 
         Args:
             logprobs: for each running beam, its likeliest next tokens.
@@ -62,20 +62,20 @@ class Beams:
         width, length = self.params.beam_width, len(self.running[0].token_ids) + 1
         candidates = sorted(
             (
-                (beam.logprob + entry.logprob, -place, -token)
-                for place, (beam, entries) in enumerate(zip(self.running, logprobs, strict=True))
+                (beam.logprob + entry.logprob, -index, -token)
+                for index, (beam, entries) in enumerate(zip(self.running, logprobs, strict=True))
                 for token, entry in entries.items()
             ),
             reverse=True,
         )[: self.num_candidates]
         going: list[Beam] = []
-        for rank, (logprob, place, negative_token) in enumerate(candidates):
+        for rank, (logprob, negative_index, negative_token) in enumerate(candidates):
             token = -negative_token
-            tokens = [*self.running[-place].token_ids, token]
+            tokens = [*self.running[-negative_index].token_ids, token]
             stops = token in self.eos_token_ids
             if not stops and length < self.max_tokens:
                 going.append(Beam(tokens, logprob))
-            elif rank < width:  # an end among the others does not count: they are there for beams that go on
+            elif rank < width:  # an end among the other candidates does not count
                 score = logprob / length**self.params.length_penalty
                 self.finished.append(FinishedBeam(tokens, logprob, score, stops))
         self.finished = sorted(self.finished, key=lambda beam: -beam.score)[:width]

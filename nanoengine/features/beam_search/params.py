@@ -1,4 +1,4 @@
-"""BeamSearchParams: how wide a search is, and when it ends."""
+"""BeamSearchParams: the parameters of a beam search."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.options import check, option
 
 MAX_CANDIDATES = 100
-"""Most next tokens of a beam that a search looks at."""
+"""Most candidates for the next token of a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How to search for the likeliest continuations. Names and meanings follow vLLM and transformers.
+    """Parameters of the search for the likeliest continuations. Names and meanings follow vLLM and transformers.
 
     A search stops when `beam_width` beams are finished, and the best running beam would not be among them if it ended now.
 
     Args:
-        beam_width: continuations that are kept in each step, and returned at the end.
+        beam_width: running beams in each step, and results at the end.
         max_tokens: most new tokens.
         length_penalty: the score of a beam is its log probability divided by its length to this power: above 0 favours
             long beams, below 0 short ones.
@@ -38,7 +38,7 @@ class BeamSearchParams:
         check(self, InvalidSamplingParams)
 
     def num_candidates(self, eos_token_ids: Collection[int]) -> int:
-        """Continuations that each step looks at: enough that `beam_width` go on even if all ends of text are among them.
+        """The number of candidates in a step: so that `beam_width` go on even if all ends of text are among them.
 
         Raises:
             InvalidSamplingParams: more than `MAX_CANDIDATES`.

@@ -1,6 +1,6 @@
 """`beam_search`: runs the beams of some prompts on an engine.
 
-In each step of a search every beam is a request of its own: the prompt and the tokens of the beam, for one more token, with the
+In each step of a search every beam is a request: the prompt and the tokens of the beam, for one more token, with the
 log probabilities of the likeliest ones. The prefix cache has all of it but the last block, so little is computed twice. Beams
 need not run at once: they wait, are preempted and resume like any requests.
 """
@@ -20,13 +20,13 @@ from nanoengine.features.beam_search.params import BeamSearchParams
 
 
 class Search:
-    """The search for one prompt.
+    """The beam search of one prompt.
 
     Args:
         engine: runs its requests.
         prompt: text or token ids.
         params: of the search.
-        sampling: the class of a request's params; it has a field `logprobs`.
+        sampling: the class of a request's params, with a field `logprobs`.
         prepare: called with each request before it is submitted.
         options: see `LLMEngine.make_request`.
 
@@ -79,7 +79,7 @@ class Search:
         errors = [seq.error for seq in seqs if seq.error is not None]
         if errors:
             self.error = errors[0]
-        elif any(seq.finish_reason == "abort" for seq in seqs):  # from elsewhere: what there is remains
+        elif any(seq.finish_reason == "abort" for seq in seqs):  # by another caller: the finished beams remain
             self.beams.running = []
             self._decode()
         else:
@@ -93,7 +93,7 @@ class Search:
     def _decode(self) -> None:
         try:
             self.texts = [self._text(beam) for beam in self.beams.finished]
-        except Exception as error:  # the tokenizer's: only this search is concerned
+        except Exception as error:  # of the tokenizer: only this search fails
             self.error = error
 
     def _text(self, beam: FinishedBeam) -> str:
@@ -156,7 +156,7 @@ def beam_search(
             for search in searches:
                 search.advance()
             after_step(searches)
-    finally:  # after Ctrl-C, nobody waits for the rest
+    finally:  # after Ctrl-C, too
         for search in searches:
             search.abort()
     outputs = [search.output() for search in searches]

@@ -1,1 +1,1 @@
-"""Shares among clients: the prompts of one cannot keep the others waiting."""
+"""Fairness among clients: the prompts of one client do not delay the requests of the others."""

@@ -1,14 +1,15 @@
-"""BlockShare: a client whose prompts wait is not kept waiting by the blocks and rows of another.
+"""BlockShare: fair division of blocks and rows among clients.
 
-The part of each client is the blocks of the pool, and the rows, divided by the number of clients that have requests. Two rules
-hold while there are several clients:
+The fair share of a client is the blocks of the pool, and the rows, divided by the number of clients with requests. Two rules hold
+while there are several clients:
 
-- A newcomer, a client of which nothing runs, starts its first sequence if that needs no more than its part of the blocks: it
-  passes a sequence that finds no room, and sequences of clients that have more than their part are preempted, the last in order
-  first. Where there is no row, a client that has less than its part of them gets one in the same way, if there are blocks.
-- When running sequences need more blocks than are free, such sequences give way first, and only then the last in order.
+- A newcomer, a client without a running sequence, starts its first sequence if that needs no more than the fair share of blocks:
+  it passes waiting sequences that do not fit, and sequences of clients above their share are preempted, the last in order first.
+  Where no row is free, a client below its share of rows gets one in the same way, if blocks are free.
+- When running sequences need more blocks than are free, sequences of clients above their share are preempted first, and only then
+  the last in order.
 
-A sequence that needs more than the part of its client may have it while nobody else wants it.
+A client may have more than its share while no other client waits for it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from nanoengine.core.sequence import Phase, Sequence
 
 
 class BlockShare(PolicyPart):
-    """Says who gives blocks back while several clients have requests. It costs a look at each running sequence; where blocks are
-    short, also one at their blocks and at the waiting sequences.
+    """Chooses sequences for preemption while several clients have requests. Its cost is linear in the running sequences; where
+    blocks are short, also in their blocks and in the waiting sequences.
 
     Args:
         blocks: of the pool.
         num_rows: most sequences that run at once.
-        clients: those that have requests.
+        clients: unfinished sequences of each client with requests.
     """
 
     def __init__(self, blocks: BlockManager, num_rows: int, clients: Mapping[str, int]):
         self.blocks, self.num_rows, self.clients = blocks, num_rows, clients
-        self._is_tight = False  # somebody found no room
-        self._starting: set[Sequence] | None = None  # nobody else starts in this step; None: all may
+        self._is_tight = False  # a waiting sequence did not fit
+        self._starting: set[Sequence] | None = None  # the only sequences that may start in this step; None: all may
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         is_full = len(running) == self.num_rows
@@ -51,11 +52,12 @@ class BlockShare(PolicyPart):
         num_rows = Counter([seq.request.client for seq in running])
         victims = self._victims(running, part, short) if short > 0 else []
         if victims:
-            self._starting = set()  # what they give back is not for them
+            self._starting = set()  # the freed blocks are not for waiting sequences
         if is_full and short <= 0:
-            own_rows = max(1, self.num_rows // len(self.clients))
-            lacking = self._find_first({own for own in self.clients if num_rows[own] < own_rows}, waiting, -short)
-            victims = self._last_of(running, num_rows, own_rows, len(lacking))
+            row_share = max(1, self.num_rows // len(self.clients))
+            below = {client for client in self.clients if num_rows[client] < row_share}
+            lacking = self._find_first(below, waiting, -short)
+            victims = self._last_of(running, num_rows, row_share, len(lacking))
             self._starting = set(lacking) if victims else None
         is_short = (was_tight or is_full) and not self._starting
         if is_short and (newcomers := self._find_first(self.clients.keys() - num_rows.keys(), waiting, part)):
@@ -66,19 +68,21 @@ class BlockShare(PolicyPart):
         return victims
 
     def _find_first(self, clients: set[str], waiting: Iterable[Sequence], most: int) -> dict[Sequence, int]:
-        """The first waiting sequence of each of these clients, and the blocks that it needs, if it needs no more than `most`."""
-        found: dict[Sequence, int] = {}
+        """The first waiting sequence of each of these clients with the number of blocks that it needs, if that is at most
+        `most`.
+        """
+        needs: dict[Sequence, int] = {}
         for seq in waiting if clients else ():
             if seq.request.client in clients and seq.has_all_tokens:
                 clients.remove(seq.request.client)
                 if (need := self._need(seq)) <= most:
-                    found[seq] = need
+                    needs[seq] = need
                 if not clients:
                     break
-        return found
+        return needs
 
     def _last_of(self, running: Seq[Sequence], num_rows: Counter[str], most_rows: int, count: int) -> list[Sequence]:
-        """The last sequences, so many, of clients that have more than so many rows."""
+        """The last `count` running sequences of clients with more than `most_rows` rows."""
         victims: list[Sequence] = []
         for seq in reversed(running):
             if len(victims) < count and num_rows[seq.request.client] > most_rows and seq.phase is not Phase.ENDING:
@@ -87,23 +91,23 @@ class BlockShare(PolicyPart):
         return victims
 
     def _growth(self, seqs: Iterable[Sequence]) -> int:
-        """Blocks that the next tokens of some sequences need."""
+        """The number of blocks that the next tokens of sequences need."""
         grow = [seq.num_slots <= seq.num_computed and seq.phase is Phase.DECODING for seq in seqs]
         return len(self.blocks.layouts) * sum(grow)
 
     def _need(self, seq: Sequence) -> int:
-        """Blocks that it is admitted with, if it finds none of them in the cache."""
+        """The number of blocks that admit a sequence without cached blocks."""
         size, count = self.blocks.block_size, seq.num_tokens + 1
         return sum(-(-layout.reserve(0, count) // size) for layout in self.blocks.layouts)
 
     def _victims(self, running: Seq[Sequence], part: int, short: int) -> list[Sequence]:
-        """The last sequences of clients that have more than their part, as many as free so many blocks; none if that is not
+        """The last running sequences of clients with more than `part` blocks that free `short` blocks; none if that is not
         enough.
         """
-        seqs = defaultdict[str, list[Sequence]](list)  # that stay
+        seqs = defaultdict[str, list[Sequence]](list)  # that are not preempted
         for seq in running:
             seqs[seq.request.client].append(seq)
-        held = {client: self._growth(own) + len(_blocks_of(own)) for client, own in seqs.items()}
+        held = {client: self._growth(running_of) + len(_blocks_of(running_of)) for client, running_of in seqs.items()}
         victims: list[Sequence] = []
         gone = Counter[int]()
         for seq in reversed(running):
@@ -120,7 +124,9 @@ class BlockShare(PolicyPart):
         return []
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Newcomers alone, where there are some; and notes who finds no room: the scheduler does not come back."""
+        """Only newcomers, where there are some. A sequence that does not fit is noted: the scheduler does not ask for another
+        then.
+        """
         for seq in waiting:
             if self._starting is None or seq in self._starting:
                 self._is_tight = True
@@ -132,5 +138,5 @@ class BlockShare(PolicyPart):
 
 
 def _blocks_of(seqs: Iterable[Sequence]) -> set[int]:
-    """The blocks that some sequences hold."""
+    """The blocks of sequences."""
     return set[int]().union(*[table for seq in seqs for table in seq.block_tables]) - {NULL_BLOCK}

@@ -1,28 +1,25 @@
-"""Shares among clients as a capability of the engine."""
+"""Fairness among clients, as a capability of the engine."""
 
 from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.scheduler import MIXED
+from nanoengine.core.startup import Startup
 from nanoengine.features.fairness.block_share import BlockShare
 from nanoengine.features.fairness.clients import Clients
 from nanoengine.features.fairness.least_priority import LeastPriority
 from nanoengine.features.fairness.options import FairnessOptions
 from nanoengine.features.fairness.time_share import TimeShare
 
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
-
 
 class Fairness(Capability):
-    """Shares, which are a part of the policy while several clients have requests; and how far a request may go to the front."""
+    """Fair shares, a part of the policy while several clients have requests; and the limit of priorities."""
 
     options = FairnessOptions
-    time: TimeShare | None = None  # what `policy` made, if clients share
+    time: TimeShare | None = None  # set by `policy` with `fair_shares`
 
     def policy(self, startup: Startup) -> None:
         config, options = startup.config, startup.config.of(FairnessOptions)

@@ -1,4 +1,4 @@
-"""Clients: counts the requests of each client, and has the shares of time and blocks ready while there are several."""
+"""Clients: counts the sequences of each client, and activates the fair shares while there are several clients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nanoengine.features.fairness.time_share import TimeShare
 
 
 class Clients(PolicyPart):
-    """Counts the sequences of each client. While there is one client, the shares are idle parts of the policy.
+    """Counts the sequences of each client. While there is one client, the fair shares are idle.
 
     Args:
-        num_unfinished: what is counted.
-        time, blocks: what shares out.
-        parts: all of the policy. The shares are the last, since they decide about what others let pass.
+        num_unfinished: the counts.
+        time, blocks: the fair shares.
+        parts: all parts of the policy. The fair shares are the last: they choose among the candidates of the others.
     """
 
     def __init__(self, num_unfinished: Counter[str], time: TimeShare, blocks: BlockShare, parts: list[PolicyPart]):

@@ -1,4 +1,4 @@
-"""LeastPriority: nobody goes to the front of everybody else by asking for it."""
+"""LeastPriority: the smallest priority that requests may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nanoengine.core.sequence import Request
 
 
 class LeastPriority(PolicyPart):
-    """Refuses requests of smaller priority.
+    """Refuses requests of smaller priority, which would pass all others.
 
     Args:
         least: the smallest that is allowed; smaller ones start first, and are preempted last.

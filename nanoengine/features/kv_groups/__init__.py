@@ -1,1 +1,1 @@
-"""Layers that see different tokens: windows, and how layers are put into KV groups. Common first blocks of decodes."""
+"""KV cache groups: layers with different visible ranges, states in place of attention, and the common prefix of decodes."""

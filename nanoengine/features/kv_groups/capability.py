@@ -1,4 +1,4 @@
-"""Windows of attention, and states in its place, as a capability of the engine."""
+"""KV cache groups, and layers with recurrent states, as a capability of the engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.startup import Startup
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
-from nanoengine.features.kv_groups.layouts import KVGroup, Need, group_layers
+from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup, group_layers
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.features.kv_groups.snapshots import Snapshots
 from nanoengine.sizes import told
@@ -18,19 +19,16 @@ from nanoengine.sizes import told
 if TYPE_CHECKING:
     from nanoengine.models.model_config import ModelConfig
 
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
-
-SNAPSHOT_SHARE, SNAPSHOT_CAP = 1 / 8, 1 << 30
-"""Of the available RAM, or of a GPU's free memory, what snapshots may take if the user says nothing."""
+SNAPSHOT_FRACTION, SNAPSHOT_CAP = 1 / 8, 1 << 30
+"""Default memory of snapshots: a fraction of the available RAM or of a GPU's free memory, and most bytes."""
 
 
 class KVGroups(Capability):
-    """Layers with windows get block tables of their own, and attention is told which blocks all decodes share. Layers with states
-    get slots.
+    """Layers with windows get separate block tables, attention gets the common prefix of all decodes, and layers with states get
+    slots.
 
-    KV groups number the layers that attend.
+    KV groups number the attention layers.
     """
 
     options = KVGroupsOptions
@@ -43,7 +41,7 @@ class KVGroups(Capability):
         if startup.state_shapes is not None:
             self._check_states(startup)
         if windows is None or not any(windows):
-            # Where no layer attends, one that nobody uses: a block has some bytes everywhere.
+            # A model without attention layers gets an unused one: a block must have some bytes.
             return None if windows is None else [list(range(len(windows) or 1))]
         config = startup.config
         most_new = min(
@@ -51,7 +49,7 @@ class KVGroups(Capability):
         )
         groups = group_layers(windows, chunked=startup.has_chunks)
         startup.layouts[:] = [group.layout(most_new) for group in groups]
-        startup.blocks_needed = Need(groups, startup.block_size, most_new, startup.depth).num_blocks
+        startup.blocks_needed = BlockDemand(groups, startup.block_size, most_new, startup.depth).num_blocks
         self._groups = groups
         return [group.layers for group in groups]
 
@@ -62,14 +60,16 @@ class KVGroups(Capability):
         self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
-            memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * startup.device.available()))
+            memory = int(min(SNAPSHOT_CAP, SNAPSHOT_FRACTION * startup.device.available()))
         self._most_snapshots = memory // self._slot_bytes
-        # Ranks must have as many slots as are given out here, and they would find another amount of free memory.
-        told = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
-        startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: told})
+        # Ranks must have as many slots as this process, and each would measure another amount of free memory.
+        sized = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
+        startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: sized})
 
     def before_pool(self, startup: Startup) -> None:
-        """On a GPU the state pool is there while the largest steps are measured. On a CPU its memory is taken as it is used."""
+        """On a GPU the state pool exists while the largest steps are measured. On a CPU its pages are allocated as they are
+        used.
+        """
         if not startup.num_state_layers or startup.device.is_cuda:
             return
         startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
@@ -77,7 +77,7 @@ class KVGroups(Capability):
             raise self._no_room(startup, self._most_snapshots)
 
     def _is_sized(self, startup: Startup) -> bool:
-        """Whether it follows from the free memory how many blocks there are."""
+        """Whether the number of blocks follows from the free memory."""
         return startup.config.num_kv_blocks is None and startup.config.kv_cache_memory is None
 
     def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
@@ -87,7 +87,9 @@ class KVGroups(Capability):
         )
 
     def _num_snapshots(self, startup: Startup) -> int:
-        """There is one for every block at most: they end with one. While a GPU is measured, it is not known how many blocks."""
+        """At most one for each block, since a snapshot ends with a block. While a GPU is measured, the number of blocks is
+        unknown.
+        """
         is_measured = startup.device.is_cuda and self._is_sized(startup)
         return self._most_snapshots if is_measured else min(self._most_snapshots, startup.num_blocks)
 
@@ -97,7 +99,7 @@ class KVGroups(Capability):
         from nanoengine.features.kv_groups.state_pool import StateKeeper, StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
-        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
+        shapes = next(iter(mixers.values())).shapes  # of the part of this process
         try:
             where = startup.block_bytes, startup.device.torch_device
             pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
@@ -118,14 +120,8 @@ class KVGroups(Capability):
             startup.stores.append(self.snapshots)
 
     def describe_itself(self, startup: Startup) -> str | None:
-        groups = self._groups
-        kinds = ["chunks" if group.chunked else "a window" for group in groups]
-        seen = [
-            "all tokens" if group.window is None else f"{kind} of {group.window}"
-            for group, kind in zip(groups, kinds, strict=True)
-        ]
-        kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
-        words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
+        kinds = [f"{len(group.layers)} layers with {group.visible_range}" for group in self._groups]
+        words = [f"{len(kinds)} KV groups: {', '.join(kinds)}"] if kinds else []
         if count := startup.num_state_layers:
             size = f"{told(self._slot_bytes)} a sequence"
             words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")

@@ -1,4 +1,4 @@
-"""CommonPrefix: how many first blocks all decodes of a step share, so that attention may read these once for all of them."""
+"""CommonPrefix: the number of first blocks that all decodes of a step have in common, so that attention may read these once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nanoengine.core.sequence import Sequence
 
 
 class CommonPrefix(PolicyPart):
-    """Fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
+    """Fills `StepPlan.num_common_blocks`. In most steps the decodes are those of the last step, and nothing is counted."""
 
     def __init__(self, blocks: BlockManager):
         self.blocks = blocks
-        self._decodes: list[Sequence] = []  # the counts are theirs
+        self._decodes: list[Sequence] = []  # of the counts
         self._counts: list[int] = []
 
     def complete(self, step: Step) -> None:
@@ -33,7 +33,7 @@ class CommonPrefix(PolicyPart):
             plan.num_common_blocks = self._counts
 
     def _recount(self, seqs: list[Sequence], least: int) -> list[int]:
-        """Where sequences stay that shared something before, only newcomers can make it less."""
+        """The counts of other decodes. Of those that remain, one is enough: the new ones can only lower the counts."""
         known = set(self._decodes) if any(self._counts) else set()
         stayed = [seq for seq in seqs if seq in known]
         if not stayed:
@@ -44,17 +44,17 @@ class CommonPrefix(PolicyPart):
         return list(map(min, self._count([stayed[0], *newcomers], least), self._counts))
 
     def _count(self, seqs: list[Sequence], least: int) -> list[int]:
-        """Of each group, the first blocks that sequences share, none of which holds a token from position `least` on. A group
-        with a window has none: its first blocks are given back.
+        """For each group, the number of first blocks that sequences have in common, all before position `least`. A group with a
+        window has none: its first blocks were freed.
         """
         if len(seqs) == 1:
             return []
         counts, references = [], self.blocks.ref_counts
         for group, table in enumerate(seqs[0].block_tables):
-            # Most often nothing is shared: the number of references tells that at once.
+            # Most often there is no common block: the number of references shows that at once.
             end = 0 if self.blocks.layouts[group].forgets else least // self.blocks.block_size
             end = next((i for i, block in enumerate(table[:end]) if references[block] < len(seqs)), end)
             tables = [seq.block_tables[group][:end] for seq in seqs] if end else [[]]
-            first, last = min(tables), max(tables)  # blocks that these share, all share
+            first, last = min(tables), max(tables)  # the common prefix of these two is that of all
             counts.append(next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), end))
         return counts

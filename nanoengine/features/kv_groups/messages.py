@@ -1,25 +1,25 @@
-"""What the policy orders of the states of rows, and of their snapshots, plan by plan. Plain data."""
+"""Messages of recurrent states: the orders of a plan for the states of rows and for snapshots. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-ORDERS = "states"
+STATE_ORDERS = "states"
 """The key in `StepPlan.extras` (a StateOrders)."""
 
 
-class Snapshot(NamedTuple):
-    """Copy the states of a row, as they are behind its first `position` tokens."""
+class TakeSnapshot(NamedTuple):
+    """Copy the states of a row behind its first `position` tokens to a slot."""
 
     row: int
     position: int
     slot: int
 
 
-class Restore(NamedTuple):
-    """A row that starts takes its states from a slot: that of a snapshot, or its own, if they were loaded there. One without such
-    an order starts from zeros.
+class RestoreSnapshot(NamedTuple):
+    """Copy the states of a slot to a row that starts: the slot of a snapshot, or that of the row, if they were loaded there. A
+    row without such an order starts from zeros.
     """
 
     row: int
@@ -28,7 +28,7 @@ class Restore(NamedTuple):
 
 @dataclass(slots=True)
 class StateOrders:
-    """What one plan orders, in this order."""
+    """The orders of one plan, in the order in which they are carried out."""
 
-    restores: list[Restore] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
+    restores: list[RestoreSnapshot] = field(default_factory=list)
+    snapshots: list[TakeSnapshot] = field(default_factory=list)

@@ -1,11 +1,11 @@
-"""StatePool: the states of all sequences that run, and their snapshots. StateKeeper: carries out what a plan orders of them."""
+"""StatePool: the states of all running sequences, and snapshots. StateKeeper: carries out the orders of a plan for them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
 from itertools import accumulate, chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,24 +15,24 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.core.inputs import InputBatch
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
-from nanoengine.features.kv_groups.messages import ORDERS, Snapshot, StateOrders
+from nanoengine.features.kv_groups.messages import STATE_ORDERS, StateOrders, TakeSnapshot
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.recurrences import StateRuns, Stores
-from nanoengine.models.layers.mixer import StateMetadata
+from nanoengine.models.layers.mixer import Mixer, StateMetadata
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Of the parts of a layer's state."""
+"""Shapes of the parts of a layer's state."""
 
 
 class StatePool:
-    """Slots, each with the states of all layers side by side, so that a slot is copied at once: one for each row of the runner,
-    one for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
+    """Slots, each with the states of all layers side by side, so that a slot is one copy: one for each row of the runner, one for
+    padding, then those of snapshots. On a CPU, pages are allocated when a slot is first written.
 
     Args:
         block_bytes: of a block of the KV pool.
 
     Attributes:
-        pieces: [num_slots * num_pieces, bytes] uint8: the slots cut into pieces that have room where a block has.
+        pieces: [num_slots * num_pieces, bytes] uint8: the slots in pieces that are no larger than a block.
     """
 
     def __init__(
@@ -65,47 +65,42 @@ class StatePool:
         self.slots[target].copy_(self.slots[source])
 
 
-class Mixes(Protocol):
-    place: int
-
-    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
-
-
-class Drafted(NamedTuple):
+class PendingDrafts(NamedTuple):
     """A run with drafts whose accepted tokens are not in the states of its row yet."""
 
     start: int  # tokens before the run
-    first: int  # index of the run's first token in `kept`
-    kept: dict[int, Tensor]  # place of a mixer -> what it projected of all tokens of that step
+    first: int  # index of the run's first token in `projected`
+    projected: dict[int, Tensor]  # index of a mixer -> its projections of all tokens of that step
 
 
 class StateKeeper(RunnerPart):
-    """Zeros or restores the states of rows that start, takes snapshots, and applies accepted drafts.
+    """The runner's part of states: it zeros or restores the states of rows that start, copies snapshots, and applies accepted
+    drafts.
 
-    A run with drafts leaves the states as they were, and what the layers projected of it is kept. The row's next run says by
-    where it starts how many were accepted: these are applied first, token by token, as they would have been without drafts.
+    A run with drafts does not change the states; the projections of its tokens are cached. The start of the row's next run says
+    how many were accepted: these are applied first, token by token, as without drafts.
 
-    In the KV cache of the runner, states of all layers stand behind K and V of all layers: a layer may have both, or neither.
+    In the KV cache of the runner, states of all layers are behind K and V of all layers: a layer may have both, or neither.
 
     Args:
         mixers: layers with states.
         attending: layers with K and V.
     """
 
-    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes], attending: Collection[int]):
+    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixer], attending: Collection[int]):
         self.pool, self.mixers, self.device = pool, mixers, runner.device
-        self._drafted: dict[int, Drafted] = {}
-        self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
+        self._drafted: dict[int, PendingDrafts] = {}
+        self._inside: dict[int, list[TakeSnapshot]] = {}  # row -> snapshots of this step
         cache, count = runner.kv_cache, len(runner.model.layers)
-        groups, nothing = dict(zip(attending, cache.groups, strict=False)), pool.layers[0]
+        groups, empty = dict(zip(attending, cache.groups, strict=False)), pool.layers[0]
         of_layers = dict(zip(attending, cache.layers, strict=False)), dict(zip(mixers, pool.layers, strict=True))
         cache.groups = [groups.get(layer, 0) for layer in range(count)]
-        cache.layers = [own.get(layer, nothing) for own in of_layers for layer in range(count)]
+        cache.layers = [tensors.get(layer, empty) for tensors in of_layers for layer in range(count)]
 
     def begin(self, plan: StepPlan) -> None:
         for row in plan.ended:
             self._drafted.pop(row, None)
-        orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
+        orders: StateOrders = plan.extras.get(STATE_ORDERS) or StateOrders()
         restored = dict(orders.restores)
         for started in plan.started:
             self._drafted.pop(started.row, None)
@@ -118,13 +113,13 @@ class StateKeeper(RunnerPart):
             return
         starts = dict(zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True))
         starts |= {run.row: run.start for run in plan.runs}
-        early: dict[int, list[Snapshot]] = {}
+        early: dict[int, list[TakeSnapshot]] = {}
         for order in orders.snapshots:
             (self._inside if order.position > starts[order.row] else early).setdefault(order.row, []).append(order)
         ready: dict[int, list[int]] = {}  # rows whose drafts one step computed
         for row, drafted in self._drafted.items():
             if row in starts:
-                ready.setdefault(id(drafted.kept), []).append(row)
+                ready.setdefault(id(drafted.projected), []).append(row)
         for rows in ready.values():
             self._apply(rows, starts, early)
         for row, snapshots in early.items():
@@ -132,20 +127,20 @@ class StateKeeper(RunnerPart):
                 assert order.position == starts[row]
                 self.pool.copy(row, order.slot)
 
-    def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[Snapshot]]) -> None:
-        """Advance the states of rows by their accepted drafts, which one step computed: up to where their next runs start."""
-        runs, places, inside = list[tuple[int, int, int, bool]](), list[int](), dict[int, list[Snapshot]]()
+    def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[TakeSnapshot]]) -> None:
+        """Advance the states of rows by the accepted drafts of one step, up to the start of their next runs."""
+        runs, indices, inside = list[tuple[int, int, int, bool]](), list[int](), dict[int, list[TakeSnapshot]]()
         for row in rows:
-            start, first, kept = self._drafted.pop(row)
+            start, first, projected = self._drafted.pop(row)
             end, orders = starts[row], early.pop(row, [])
             runs.append((row, start, end - start, False))
-            places += range(first, first + end - start)
+            indices += range(first, first + end - start)
             inside[row] = [order for order in orders if order.position < end]
             early[row] = [order for order in orders if order.position == end]
-        own = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), places)
-        state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
+        sent = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), indices)
+        state_runs = StateRuns(sent[0], sent[1], self._stores(runs, inside))
         for mixer, states in zip(self.mixers.values(), self.pool.layers, strict=True):
-            mixer.mix(kept[mixer.place].index_select(0, own[2]), states, state_runs)
+            mixer.mix(projected[mixer.place].index_select(0, sent[2]), states, state_runs)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
@@ -153,20 +148,20 @@ class StateKeeper(RunnerPart):
         decodes = zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True)
         runs = [(row, start, 1, False) for row, start in decodes]
         runs += [(run.row, run.start, run.num_new, bool(run.drafts)) for run in plan.runs]
-        kept: dict[int, Tensor] = {}
+        projected: dict[int, Tensor] = {}
         first = accumulate((count for _, _, count, _ in runs), initial=0)
         for at, (row, start, _, is_drafted) in zip(first, runs, strict=False):
             if is_drafted:
-                self._drafted[row] = Drafted(start, at, kept)
+                self._drafted[row] = PendingDrafts(start, at, projected)
         stores = self._stores(runs, self._inside)
         keeps = plan.num_drafted > 0
         for layer in self.mixers:
-            own = batch.metadata[layer]
-            fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
-            batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=kept, keeps=keeps)
+            metadata = batch.metadata[layer]
+            fields = {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}
+            batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=projected, keeps=keeps)
 
-    def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[Snapshot]]) -> Stores:
-        """Behind which tokens of runs (row, start, tokens, whether it has drafts) states are written, and to which slots."""
+    def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[TakeSnapshot]]) -> Stores:
+        """The tokens of runs (row, start, tokens, whether it has drafts) behind which states are written, and the slots."""
         starts, tokens, slots, first = [0], list[int](), list[int](), 0
         for row, start, count, is_drafted in runs:
             for order in inside.get(row, []):
@@ -180,6 +175,6 @@ class StateKeeper(RunnerPart):
         return Stores(*self._ints(starts, tokens, slots))
 
     def _ints(self, *parts: list[int]) -> tuple[Tensor, ...]:
-        """On the device, in one copy."""
+        """Lists of integers as int32 tensors on the device, sent in one copy."""
         sent = self.device.send(np.array([*chain(*parts)], np.int32))
         return sent.split([len(part) for part in parts])

@@ -1,1 +1,1 @@
-"""Blocks that the KV pool has no room for: host memory and files keep them, under their prefixes."""
+"""Lower tiers of the KV cache: blocks evicted from the pool are cached in host memory and in files, under their prefixes."""

@@ -1,14 +1,14 @@
-"""Host memory and disk for blocks of K/V, as a capability of the engine."""
+"""Offloading of K/V to host memory and disk, as a capability of the engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.startup import Startup
 from nanoengine.core.weights import weight_files
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.features.kv_offload.disk_tier import DiskTier
@@ -20,12 +20,9 @@ from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
 from nanoengine.ram import available_ram
 
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
-
 
 class KVOffload(Capability):
-    """One object that is a store of the block manager, adds orders to plans and listens; a part of the runner that carries them
+    """Offloading has three parts: a store of the block manager that adds orders to plans; a part of the runner that carries them
     out; with files, a gate of the scheduler. It reads the startup's `draft`, `weights_key`, and, of a model with states,
     `snapshots` and `state_keeper`.
     """
@@ -39,10 +36,10 @@ class KVOffload(Capability):
             return
         if not startup.config.enable_prefix_caching:
             raise InvalidConfig(
-                "enable_prefix_caching is False: blocks in host memory and on disk are found by their prefixes, so "
+                "enable_prefix_caching is False: blocks in host memory and on disk are looked up by their prefixes, so "
                 "preemption_mode must be 'recompute', and kv_host_memory and kv_disk_path None"
             )
-        pool = [tensor for place in startup.runner.kv_cache.places for tensor in place]
+        pool = [tensor for layer in startup.runner.kv_cache.places for tensor in layer]
         block_bytes = sum(tensor[0].nbytes for tensor in pool)
         num_slots = options.num_host_blocks(block_bytes, available_ram())
         disk, files, keeper = None, None, startup.state_keeper
@@ -57,7 +54,7 @@ class KVOffload(Capability):
         parts = startup.runner.parts
         if keeper is None:
             parts.append(BlockCopier(pool, num_slots, files))
-        else:  # snapshots are copied before others take their place, and states before their rows go on
+        else:  # snapshots are copied before they are overwritten, and states before their rows go on
             parts.insert(parts.index(keeper), BlockCopier(pool, num_slots, files, keeper.pool.pieces))
             startup.snapshots.keep_in(offload, num_pieces)
         startup.stores.append(offload)
@@ -66,7 +63,7 @@ class KVOffload(Capability):
         observed["offload"] = lambda: offload.stats
         if disk is not None:
             gate = FileGate(offload, disk, startup.blocks)
-            observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
+            observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.pending]
             startup.parts.append(gate)
 
     def describe_itself(self, startup: Startup) -> str | None:
@@ -78,31 +75,31 @@ class KVOffload(Capability):
 
 
 def _open_folder(options: KVOffloadOptions, name: str, block_bytes: int) -> tuple[KVFolder, int]:
-    """The folder, and the seed of the hashes after which its files are named."""
+    """The folder, and the seed of the hashes that name its files."""
     path = options.kv_disk_path
     assert path is not None
     try:
         folder = KVFolder(Path(path), name, block_bytes, options.kv_disk_bytes)
         return folder, folder.seed()
-    except (OSError, ValueError) as error:  # the second for what cannot be a path at all
+    except (OSError, ValueError) as error:  # ValueError: the text is no path
         raise InvalidConfig(f"kv_disk_path is {shown(path)}, which cannot be used: {error}") from error
 
 
 def fingerprint(startup: Startup) -> str:
-    """A hash of all that K/V depends on but tokens: the weights, their use, and the layout of a block. A draft model counts, too:
-    its K/V lies in the same blocks.
+    """A hash of everything that K/V depends on except tokens: the weights, their use, and the layout of a block. A draft model
+    counts, too: its K/V lies in the same blocks.
     """
     models = [startup, *filter(None, [startup.draft])]
-    used = [(own.model_config, own.backend.name, _weights(own, startup.max_model_len)) for own in models]
+    used = [(each.model_config, each.backend.name, _weights(each, startup.max_model_len)) for each in models]
     kernels = startup.kernels.name, startup.kernels.fingerprint, getattr(startup.kernels, "quantized_products", "")
     stored = startup.dtype, startup.kv_dtype, startup.block_size, startup.groups
     return xxhash.xxh3_128_hexdigest(repr((used, kernels, stored)).encode())
 
 
 def _weights(startup: Startup, max_len: int) -> object:
-    """What tells the weights of a model, and their use, from others: `weights_key` says, given the longest sequence."""
-    if (ask := startup.weights_key) is not None:
-        return ask(max_len)
+    """A key of the weights of a model and their use: that of `weights_key` for the longest sequence, or a digest of the files."""
+    if (weights_key := startup.weights_key) is not None:
+        return weights_key(max_len)
     digest = xxhash.xxh3_128()
     for path in weight_files(Path(startup.config.model)):
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""DiskTier: which blocks may be in files, and which files are in memory on their way to the pool.
+"""DiskTier: an index of the blocks that may be in files, and of the files that are in memory on their way to the pool.
 
-Files are read, written and deleted by the runner's part, beside the steps, in the order in which that was ordered. What is known
-of a file here is a hope: others may have deleted or damaged it. Whoever reads it finds that out from its header and checksum.
+Files are read, written and deleted by the runner's part, beside the steps, in the order of the orders. The index may be wrong:
+other processes may have deleted or damaged a file. Its header and checksum are compared when it is read.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
-from nanoengine.features.kv_offload.host_tier import Key
-from nanoengine.features.kv_offload.messages import Copy, FileAnswer, FileRead, Orders, Place, Tier
+from nanoengine.features.kv_offload.host_tier import BlockKey
+from nanoengine.features.kv_offload.messages import Copy, FileOutcome, FileRead, Location, OffloadOrders, Tier
 
 
 class DiskTier:
-    """A file for each block, named after its hash and its KV group.
+    """The index of files, one for each block, named after its hash and its KV group.
 
     Args:
         names: of the files that are there.
-        fingerprint: of everything that K/V depends on but tokens.
-        max_staged: most files that are being read, or were read and wait for room in the pool.
+        fingerprint: of everything that K/V depends on except tokens.
+        max_staged: most files that are being read, or were read and wait for free blocks of the pool.
     """
 
     def __init__(self, names: Iterable[str], fingerprint: str, max_staged: int):
         self.fingerprint, self.max_staged = fingerprint, max_staged
         self.files = set(names)
-        self.writing: set[str] = set()  # not answered yet
-        self.reading: dict[str, tuple[FileRead, bytes]] = {}  # not answered yet; with the tokens of the block
+        self.writing: set[str] = set()  # without an outcome yet
+        self.reading: dict[str, tuple[FileRead, bytes]] = {}  # without an outcome yet; with the tokens of the block
         self.staged: dict[str, bytes] = {}  # in memory: name -> tokens of the block
-        self.wanted: Counter[str] = Counter()  # being read or staged, and by how many sequences
+        self.wanted: Counter[str] = Counter()  # name -> number of sequences that wait for it
 
     @staticmethod
-    def name(key: Key) -> str:
+    def name(key: BlockKey) -> str:
         group, hash = key
         return f"{hash.hex()}-{group}"
 
-    def header(self, key: Key, tokens: bytes) -> bytes:
-        """What the file of a block says of itself."""
+    def header(self, key: BlockKey, tokens: bytes) -> bytes:
+        """The header of the file of a block."""
         group, hash = key
         facts = {"fingerprint": self.fingerprint, "hash": hash.hex(), "tokens": tokens.hex(), "group": group}
         return json.dumps(facts, sort_keys=True).encode()
 
     # ---- writing
 
-    def save(self, orders: Orders, key: Key, tokens: bytes, source: Place) -> None:
-        """Order a block to be written, unless there is a file of it, or soon will be."""
+    def save(self, orders: OffloadOrders, key: BlockKey, tokens: bytes, source: Location) -> None:
+        """Order a block to be written, unless it has a file, or is being written."""
         name = self.name(key)
         if name not in self.files and name not in self.writing:
             self.writing.add(name)
-            orders.copies.append(Copy(source, Place(Tier.FILE, name), self.header(key, tokens)))
+            orders.copies.append(Copy(source, Location(Tier.FILE, name), self.header(key, tokens)))
 
-    def invalidate(self, orders: Orders, key: Key) -> None:
+    def invalidate(self, orders: OffloadOrders, key: BlockKey) -> None:
         """The K/V may be wrong: a file is deleted, also one that is being written, or was written by a step that failed."""
         name = self.name(key)
         orders.deletes.append(name)
@@ -60,7 +60,7 @@ class DiskTier:
         self.staged.pop(name, None)
         self.reading.pop(name, None)
 
-    def clear(self, orders: Orders) -> None:
+    def clear(self, orders: OffloadOrders) -> None:
         orders.clears = True
         orders.copies = [copy for copy in orders.copies if copy.target.tier is not Tier.FILE]
         orders.deletes.clear()
@@ -70,16 +70,16 @@ class DiskTier:
 
     # ---- reading
 
-    def has(self, key: Key, tokens: bytes) -> bool:
-        """Whether a block was read, and can be copied into the pool."""
+    def has(self, key: BlockKey, tokens: bytes) -> bool:
+        """Whether the file of a block was read, so that the block can be copied into the pool."""
         return bool(self.staged) and self.staged.get(self.name(key)) == tokens
 
     @property
     def room(self) -> int:
-        """Files that may be read beside those that are wanted."""
+        """The number of files that may be read beside the wanted ones."""
         return self.max_staged - len(self.wanted)
 
-    def want(self, orders: Orders, key: Key, tokens: bytes) -> str:
+    def want(self, orders: OffloadOrders, key: BlockKey, tokens: bytes) -> str:
         """A sequence waits for a file: it is read, unless it is being read or was read. Returns its name."""
         name = self.name(key)
         self.wanted[name] += 1
@@ -89,20 +89,20 @@ class DiskTier:
             orders.reads.append(order)
         return name
 
-    def leave(self, orders: Orders, names: Iterable[str]) -> None:
-        """A sequence waits for some files no longer: their memory is given back when nobody wants it."""
+    def leave(self, orders: OffloadOrders, names: Iterable[str]) -> None:
+        """A sequence waits for some files no longer: their memory is freed when no sequence waits for them."""
         for name in names:
             self.wanted[name] -= 1
             if not self.wanted[name]:
                 del self.wanted[name]
                 self.staged.pop(name, None)
                 self.reading.pop(name, None)
-                orders.kept = list(self.wanted)
+                orders.wanted = list(self.wanted)
 
     # ---- results
 
-    def answer(self, answer: FileAnswer) -> None:
-        """Something has become of a file."""
+    def answer(self, answer: FileOutcome) -> None:
+        """Note the outcome of a read, a write or a deletion."""
         kind, name, problem = answer
         if kind == "gone" or (kind == "read" and problem is not None):
             self.files.discard(name)
@@ -115,12 +115,12 @@ class DiskTier:
             if problem is None:
                 self.staged[name] = tokens
 
-    def step_failed(self, failed: Orders, orders: Orders) -> None:
-        """What a step ordered may have happened or not; its answers may be lost. Deletions and reads are ordered again. What was
-        written is not counted on.
+    def step_failed(self, failed: OffloadOrders, orders: OffloadOrders) -> None:
+        """The orders of a failed step may have been carried out or not, and their outcomes may be lost: deletions and reads are
+        ordered again, and writes count as not made.
         """
         self.writing.clear()
         orders.clears |= failed.clears
         orders.deletes += failed.deletes
         orders.reads = [order for order, _ in self.reading.values()]
-        orders.kept = list(self.wanted)
+        orders.wanted = list(self.wanted)

@@ -1,4 +1,4 @@
-"""FileGate: a prompt waits while blocks of its prefix are read from files; others go on."""
+"""FileGate: delays a prompt while blocks of its prefix are read from files; other prompts go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
 from nanoengine.features.kv_offload.disk_tier import DiskTier
-from nanoengine.features.kv_offload.host_tier import Key
+from nanoengine.features.kv_offload.host_tier import BlockKey
 from nanoengine.features.kv_offload.offload import Offload
 
 LOOKAHEAD = 8
@@ -17,15 +17,15 @@ LOOKAHEAD = 8
 
 
 class Fetch:
-    """The files that one sequence waits for, or has waited for."""
+    """The files of one sequence: all of them, and those whose reads have not ended."""
 
     def __init__(self, names: list[str]):
         self.names = names
-        self.left = names.copy()  # the last of these is being read
+        self.pending = names.copy()  # the last of these is being read
 
 
 class FileGate(PolicyPart):
-    """Holds prompts back until their files are read. A read that fails is a miss.
+    """Delays prompts until their files are read. A failed read is a miss.
 
     Args:
         offload: its orders carry the reads.
@@ -34,10 +34,10 @@ class FileGate(PolicyPart):
     def __init__(self, offload: Offload, disk: DiskTier, blocks: BlockManager):
         self.offload, self.disk, self.blocks = offload, disk, blocks
         self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
-        self._too_little = 0  # room for files that was too little for the next one that cannot start yet
+        self._too_little = 0  # a number of files that was too small for the next sequence that cannot start yet
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
-        """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
+        """Order the files of sequences that cannot start yet; where memory is short, a later step tries again."""
         for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
                 break
@@ -50,11 +50,11 @@ class FileGate(PolicyPart):
             return budget
         fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
         assert fetch is not None
-        if not fetch.left:
+        if not fetch.pending:
             return budget
-        while fetch.left and fetch.left[-1] not in self.disk.reading:
-            fetch.left.pop()
-        if fetch.left:
+        while fetch.pending and fetch.pending[-1] not in self.disk.reading:
+            fetch.pending.pop()
+        if fetch.pending:
             return 0
         # A shorter hit may need other files, such as those of its states.
         if any(name not in self.disk.staged for name in fetch.names):
@@ -66,10 +66,10 @@ class FileGate(PolicyPart):
         self.finished(seq)
 
     def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
-        """Order the files that continue what a sequence hits in memory.
+        """Order the files that continue the prefix hit of a sequence in memory.
 
         Args:
-            is_next: it takes what there is memory for; otherwise None, and nothing is ordered, if that is not all.
+            is_next: order as many files as there is memory for; otherwise all of them, or none (and None is returned).
         """
         blocks, disk = self.blocks, self.disk
         hashes = blocks.hit_hashes(seq) if disk.files else []
@@ -82,30 +82,30 @@ class FileGate(PolicyPart):
         while (excess := self._num_new(wanted) - disk.room) > 0:
             if not is_next:
                 return None
-            # A part of what a window shows is of no use: all that a shorter hit needs must have room.
+            # A part of a window is of no use: there must be memory for all that a shorter hit needs.
             count = blocks.longest_hit(hashes[: max(0, count - -(-excess // len(blocks.layouts)))], has)
             wanted = self._wanted(hashes[:count])
         fetch = self.fetches[seq] = Fetch([disk.want(self.offload.orders, *block) for block in wanted])
         return fetch
 
-    def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
-        """The files that a hit of these blocks needs, those that were read already among them."""
+    def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[BlockKey, bytes]]:
+        """The files that a hit of these blocks needs, including those that were read already."""
         blocks, wanted, end = self.blocks, [], len(hashes) * self.blocks.block_size
         firsts = [layout.first_seen(end) // blocks.block_size for layout in blocks.layouts]
         seen = [(group, hashes[first:]) for group, first in enumerate(firsts)]
         seen += [(group, hashes[-1:]) for group in self.offload.state_groups]
-        for group, own in seen:
-            for hash, tokens in own:
+        for group, blocks_of_group in seen:
+            for hash, tokens in blocks_of_group:
                 key = group, hash
                 if self.disk.has(key, tokens) or not blocks.has(group, hash, tokens):
                     wanted.append((key, tokens))
         return wanted
 
-    def _num_new(self, wanted: list[tuple[Key, bytes]]) -> int:
+    def _num_new(self, wanted: list[tuple[BlockKey, bytes]]) -> int:
         return sum(self.disk.name(key) not in self.disk.wanted for key, _ in wanted)
 
     def finished(self, seq: Sequence) -> None:
-        """It waits no longer: it has started, or has ended."""
+        """The sequence has started, or has ended."""
         if (fetch := self.fetches.pop(seq, None)) is not None:
             self._too_little = 0
             self.disk.leave(self.offload.orders, fetch.names)

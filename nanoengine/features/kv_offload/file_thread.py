@@ -1,7 +1,7 @@
-"""FileThread: reads, writes and deletes files of K/V beside the steps, one after the other, in the order that it is given.
+"""FileThread: reads, writes and deletes files of K/V beside the steps, one after the other, in the order of the calls.
 
-Nobody waits for it for long. What is not done within a time limit (a network file system that is gone) is answered as a problem;
-until that work ends, reads and writes are refused. The thread does not keep the process from ending.
+No caller waits for long. A job that does not end within a time limit (a network file system that is gone) is reported as a
+problem; until it ends, reads and writes are refused. The thread does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.features.kv_offload.kv_folder import KVFolder
-from nanoengine.features.kv_offload.messages import FileAnswer
+from nanoengine.features.kv_offload.messages import FileOutcome
 
 logger = logging.getLogger("nanoengine")
 
@@ -29,21 +29,21 @@ PAUSE = 60.0
 """Seconds without writing after a write has failed: the disk may be full."""
 
 
-class Job(NamedTuple):
-    kind: str  # of its answer; "": it has none
+class FileJob(NamedTuple):
+    kind: str  # of its outcome; "": it reports none
     name: str
     work: Callable[[], Tensor | None]  # returns the content of a file that was read
     size: int = 0  # bytes that wait to be written
 
 
-class Done(NamedTuple):
-    job: Job | None  # None: what happened beside it
-    answer: FileAnswer
+class FinishedJob(NamedTuple):
+    job: FileJob | None  # None: an outcome without a job
+    answer: FileOutcome
     content: Tensor | None = None  # of a file that was read
 
 
 class FileThread:
-    """Every read and write is answered once.
+    """Every read and write has one outcome.
 
     Args:
         limit: seconds that one job may take.
@@ -51,21 +51,21 @@ class FileThread:
 
     def __init__(self, folder: KVFolder, limit: float = 10.0):
         self.folder, self.limit = folder, limit
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._done: SimpleQueue[Done] = SimpleQueue()
-        self._asked: dict[tuple[str, str], Job] = {}  # reads and writes that are not answered, by kind and name
-        self._changed = Condition()  # guards what follows
-        self._num_jobs = self._num_unwritten = 0  # not ended; bytes
-        self._began: float | None = None  # when the job that runs was begun
+        self._jobs: SimpleQueue[FileJob | None] = SimpleQueue()
+        self._done: SimpleQueue[FinishedJob] = SimpleQueue()
+        self._pending: dict[tuple[str, str], FileJob] = {}  # reads and writes without an outcome, by kind and name
+        self._changed = Condition()  # guards the following counts
+        self._num_jobs = self._num_unwritten = 0  # jobs that have not ended; bytes
+        self._began: float | None = None  # when the running job began
         self._next_write = 0.0  # after a write that failed
         self._thread = Thread(target=self._run, name="nanoengine-kv-files", daemon=True)
         self._thread.start()
 
-    # ---- what the runner calls; none of it waits longer than the limit
+    # ---- called by the runner; no call waits longer than the limit
 
     def read(self, name: str, header: bytes) -> None:
-        """Read a file. Nothing happens if it is being read already."""
-        if ("read", name) in self._asked:
+        """Read a file, unless it is being read already."""
+        if ("read", name) in self._pending:
             return
         if self._is_stuck():
             self._answer("read", name, "the folder does not answer")
@@ -76,7 +76,7 @@ class FileThread:
             self.folder.read(name, header, content.numpy().data)
             return content
 
-        self._begin(Job("read", name, read))
+        self._begin(FileJob("read", name, read))
 
     def write(self, name: str, header: bytes, content: Callable[[], Tensor], *, waits: bool) -> None:
         """Write a block to a file.
@@ -102,41 +102,41 @@ class FileThread:
             for gone in self.folder.write(name, header, block.numpy().data):
                 self._answer("gone", gone)
 
-        self._begin(Job("written", name, write, size))
+        self._begin(FileJob("written", name, write, size))
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there. There is no answer."""
-        self._begin(Job("", name, lambda: self.folder.delete(name)))
+        """Delete a file, if it exists. There is no outcome."""
+        self._begin(FileJob("", name, lambda: self.folder.delete(name)))
 
     def clear(self) -> None:
-        """Delete all files of the model. There is no answer."""
-        self._begin(Job("", "all files", self.folder.clear))
+        """Delete all files of the model. There is no outcome."""
+        self._begin(FileJob("", "all files", self.folder.clear))
 
-    def finished(self, patience: float) -> list[Done]:
-        """The answers since the last call.
+    def finished(self, patience: float) -> list[FinishedJob]:
+        """The outcomes since the last call.
 
         Args:
             patience: seconds to wait for one, if any is to come.
         """
-        come: list[Done] = []
+        received: list[FinishedJob] = []
         with suppress(Empty):
-            if patience and self._asked:
-                come.append(self._done.get(timeout=patience))
+            if patience and self._pending:
+                received.append(self._done.get(timeout=patience))
             while True:
-                come.append(self._done.get_nowait())
-        found = []
-        for done in come:
+                received.append(self._done.get_nowait())
+        in_time = []
+        for done in received:
             if done.job is not None:
-                if self._asked.get(done.job[:2]) is not done.job:  # it comes too late
+                if self._pending.get(done.job[:2]) is not done.job:  # it is late
                     continue
-                del self._asked[done.job[:2]]
-            found.append(done)
-        if self._asked and self._is_stuck():
+                del self._pending[done.job[:2]]
+            in_time.append(done)
+        if self._pending and self._is_stuck():
             problem = f"no answer within {self.limit:.0f} s"
             logger.warning("%s: %s: it is not used until it does", self.folder.path, problem)
-            found += [Done(None, FileAnswer(kind, name, problem)) for kind, name in self._asked]
-            self._asked.clear()
-        return found
+            in_time += [FinishedJob(None, FileOutcome(kind, name, problem)) for kind, name in self._pending]
+            self._pending.clear()
+        return in_time
 
     def wait_until_idle(self) -> bool:
         """Wait until all jobs have ended; False if one of them takes too long."""
@@ -146,7 +146,7 @@ class FileThread:
             return not self._num_jobs
 
     def close(self) -> None:
-        """Finish all that was begun."""
+        """Finish all jobs."""
         self._jobs.put(None)
         if self.wait_until_idle():
             self._thread.join(self.limit)
@@ -156,12 +156,12 @@ class FileThread:
     # ---- jobs
 
     def _answer(self, kind: str, name: str, problem: str | None = None) -> None:
-        """Say what needs no job."""
-        self._done.put(Done(None, FileAnswer(kind, name, problem)))
+        """Report an outcome without a job."""
+        self._done.put(FinishedJob(None, FileOutcome(kind, name, problem)))
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: FileJob) -> None:
         if job.kind:
-            self._asked[job[:2]] = job
+            self._pending[job[:2]] = job
         with self._changed:
             self._num_jobs += 1
             self._num_unwritten += job.size
@@ -180,18 +180,18 @@ class FileThread:
             content, problem = None, None
             try:
                 content = job.work()
-            except Exception as error:  # somebody waits for an answer, whatever went wrong
+            except Exception as error:  # a sequence may wait for the outcome
                 problem = str(error) or repr(error)
                 self._warn(job, problem)
             if job.kind:
-                self._done.put(Done(job, FileAnswer(job.kind, job.name, problem), content))
+                self._done.put(FinishedJob(job, FileOutcome(job.kind, job.name, problem), content))
             self._began = None
             with self._changed:
                 self._num_jobs -= 1
                 self._num_unwritten -= job.size
                 self._changed.notify_all()
 
-    def _warn(self, job: Job, problem: str) -> None:
+    def _warn(self, job: FileJob, problem: str) -> None:
         if job.kind != "written":
             logger.warning("ignored: %s in %s: %s", job.name, self.folder.path, problem)
             return

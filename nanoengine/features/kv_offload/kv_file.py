@@ -1,8 +1,8 @@
-"""One block of K/V in a file: a header that says what it is, the K/V, and a checksum over both.
+"""One block of K/V in a file: a header that identifies it, the K/V, and a checksum over both.
 
 magic, 8 bytes | length of the header, 4 bytes | header | K/V | xxh3-64 of all before it, 8 bytes
 
-The checksum finds accidents. It has no key: whoever can write in the folder can change what is computed from it.
+The checksum detects accidents. It has no key: a user who can write in the folder can change the K/V.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class BadKVFile(Exception):
 
 
 def file_bytes(header: bytes, payload_bytes: int) -> int:
-    """Size of such a file."""
+    """Size of a file."""
     return len(_start(header)) + payload_bytes + _CHECKSUM.size
 
 
 def write_kv_file(path: Path, header: bytes, payload: bytes | memoryview) -> None:
-    """Write a block, readable for its owner only. A reader sees all of it or none, wherever this process is killed.
+    """Write a block, readable for its owner only. A reader sees all of it or nothing, even if this process is killed.
 
     Raises:
-        OSError: it cannot be written; what was there before, still is.
+        OSError: it cannot be written; an older file is unchanged.
     """
     checksum = xxhash.xxh3_64(_start(header))
     checksum.update(payload)
@@ -54,27 +54,27 @@ def write_kv_file(path: Path, header: bytes, payload: bytes | memoryview) -> Non
 
 
 def read_kv_file(path: Path, header: bytes, payload: memoryview) -> None:
-    """Read a block into `payload`, which holds what the file says only if this returns. A file that is read counts as used now.
+    """Read a block into `payload`, which is valid only if this returns. The file counts as used now.
 
     Args:
-        header: what the file must say of itself.
+        header: that the file must have.
 
     Raises:
-        BadKVFile: missing, truncated, altered, of another size, not a regular file, or not what it should be.
+        BadKVFile: missing, truncated, altered, of another size, not a regular file, or with another header.
     """
     start = _start(header)
     try:
         with open(_open_regular(path), "rb") as file:
-            found = file.read(len(start))
+            first = file.read(len(start))
             num_read = file.readinto(payload)
             end = file.read(_CHECKSUM.size + 1)
             with suppress(OSError):
                 os.utime(file.fileno())
     except OSError as error:
         raise BadKVFile(f"it cannot be read: {error}") from error
-    if found[: len(MAGIC)] != MAGIC:
+    if first[: len(MAGIC)] != MAGIC:
         raise BadKVFile("it is not a file of KV blocks")
-    if found != start:
+    if first != start:
         raise BadKVFile("it holds other tokens, or those of another model")
     if num_read != len(payload) or len(end) != _CHECKSUM.size:
         raise BadKVFile(f"it does not hold {len(payload)} bytes of K/V and a checksum")
@@ -85,7 +85,7 @@ def read_kv_file(path: Path, header: bytes, payload: memoryview) -> None:
 
 
 def _open_regular(path: Path) -> int:
-    """Open a file, but no link, pipe or device: reading those may never end."""
+    """Open a regular file. A link, pipe or device is refused: reading it may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

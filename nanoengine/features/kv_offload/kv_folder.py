@@ -1,4 +1,4 @@
-"""KVFolder: the files of one model's blocks in a folder, which several processes may use at once, and be killed at any moment."""
+"""KVFolder: a folder with the files of one model's blocks. Several processes may use it at once, and be killed at any moment."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from nanoengine.sizes import told
 
 SUFFIX = ".kv"
 SEED = "hash_seed"
-NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.kv")
+FILE_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.kv")
 LONGEST_WRITE = 600.0
-"""Seconds after which an unfinished file has no writer any more."""
+"""Seconds after which the writer of an unfinished file counts as dead."""
 
 RESCAN = 60.0
-"""Seconds after which the folder is looked at again for files of other processes."""
+"""Seconds after which the folder is scanned again for files of other processes."""
 
 
 class KVFolder:
     """Files of one block each, named after the hash of the block; the least recently used are deleted first.
 
-    Its files, and a seed for hashes, are readable for their owner only: K/V tells what was in a prompt, and who knows the seed
-    can look for prompts whose hashes are equal.
+    Its files, and a seed for hashes, are readable for their owner only: K/V reveals the prompt, and with the seed, prompts with
+    equal hashes can be searched.
 
     Args:
         folder: of all models; made if it does not exist.
-        fingerprint: of everything that K/V depends on but tokens.
+        fingerprint: of everything that K/V depends on except tokens.
         block_bytes: K/V of one block.
-        max_bytes: how much the files of this model may hold together. Where several processes write at once, each learns of the
-            files of others within a minute.
+        max_bytes: limit of the sum of the sizes of this model's files. Where several processes write at once, each counts the
+            files of the others within a minute.
 
     Raises:
         OSError: the folder cannot be used.
@@ -57,11 +57,11 @@ class KVFolder:
 
     @property
     def names(self) -> list[str]:
-        """The files that are there."""
+        """The names of all files."""
         return list(self._sizes)
 
     def seed(self) -> int:
-        """The seed of the hashes by which files are named. The first process draws it."""
+        """The seed of the hashes that name the files. The first process draws it."""
         path = self.path / SEED
         unfinished = self.path / f"{SEED}.{secrets.token_hex(4)}{UNFINISHED}"
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -74,10 +74,10 @@ class KVFolder:
             unfinished.unlink()
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            found = file.read(9)
-        if len(found) != 8:
+            content = file.read(9)
+        if len(content) != 8:
             raise OSError(f"{path} does not hold 8 bytes: delete the folder {self.path}")
-        return int.from_bytes(found, "little")
+        return int.from_bytes(content, "little")
 
     def read(self, name: str, header: bytes, payload: memoryview) -> None:
         """See `read_kv_file`. A bad file is deleted."""
@@ -91,7 +91,7 @@ class KVFolder:
             self._sizes.move_to_end(name)
 
     def write(self, name: str, header: bytes, payload: memoryview) -> list[str]:
-        """Write a file. Returns the names of those that were deleted to make room.
+        """Write a file. Returns the names of the files that were deleted to free space.
 
         Raises:
             OSError: it cannot be written, or `max_bytes` is less than it.
@@ -113,7 +113,7 @@ class KVFolder:
         self._path(name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete all files of this model, those of other processes too."""
+        """Delete all files of this model, including those of other processes."""
         self._scan()
         for name in list(self._sizes):
             self.delete(name)
@@ -132,16 +132,16 @@ class KVFolder:
         return gone
 
     def _scan(self) -> None:
-        """Look at what is there; other processes may be writing and deleting meanwhile."""
-        found, now = [], time.time()
+        """Read the names and sizes of all files; other processes may be writing and deleting meanwhile."""
+        files, now = [], time.time()
         with os.scandir(self.path) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(UNFINISHED) and now - facts.st_mtime > LONGEST_WRITE:
                         os.unlink(entry.path)  # its writer was killed
-                    elif NAME.fullmatch(entry.name) and stat.S_ISREG(facts.st_mode):
-                        found.append((facts.st_mtime_ns, entry.name.removesuffix(SUFFIX), facts.st_size))
-        self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
+                    elif FILE_NAME.fullmatch(entry.name) and stat.S_ISREG(facts.st_mode):
+                        files.append((facts.st_mtime_ns, entry.name.removesuffix(SUFFIX), facts.st_size))
+        self._sizes = OrderedDict((name, size) for _, name, size in sorted(files))
         self._num_bytes = sum(self._sizes.values())
         self._next_scan = time.monotonic() + RESCAN

@@ -1,13 +1,13 @@
-"""Offload: what becomes of blocks that the pool has no room for. Host memory first, then files.
+"""Offload: the policy of the lower tiers. Blocks evicted from the pool go to host memory first, then to files.
 
 A block that is evicted from the pool is copied down under its prefix. A look-up that misses in the pool goes on here, and a hit
-is copied back. The copies are added to the plan that is being made. What a step copies down can be loaded by the same step and
-later ones; if the step fails, the copy counts as not made.
+is copied back. The copies are added to the plan that is being made. A block that a step copies down can be loaded by the same
+step and later ones; if the step fails, the copy counts as not made.
 
-Swapping is no more than this: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are
-evicted, and are hits when the sequence resumes.
+Swapping is the same: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are evicted, and
+are hits when the sequence resumes.
 
-Snapshots of states go the same way, in pieces: to whoever keeps blocks, each piece is a block of a KV group of its own.
+Snapshots of states are offloaded in pieces: each piece is a block of a separate KV group.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
-from nanoengine.counts import Counts
 from nanoengine.features.kv_offload.disk_tier import DiskTier
-from nanoengine.features.kv_offload.host_tier import Entry, HostTier, Key
-from nanoengine.features.kv_offload.messages import NAME, Copy, Orders, Place, Tier
+from nanoengine.features.kv_offload.host_tier import BlockKey, HostBlock, HostTier
+from nanoengine.features.kv_offload.messages import KV_OFFLOAD, Copy, Location, OffloadOrders, Tier
+from nanoengine.features.statistics import Statistics, metric
 
 
 @dataclass(slots=True)
-class OffloadStats(Counts):
+class OffloadStats(Statistics):
     """Counts since the start."""
 
     num_saved_blocks: int = 0  # from the pool to host memory
     num_loaded_blocks: int = 0  # from host memory to the pool
     num_loaded_files: int = 0  # from files that were read to the pool
     num_written_files: int = 0
-    num_bad_files: int = 0  # reads that failed
+    num_bad_files: int = metric("nanoengine:kv_file_errors", "Files that could not be read.")
 
 
 class InPool(NamedTuple):
-    """A block that can be found in the pool."""
+    """A cached block of the pool."""
 
     block: int
     tokens: bytes
@@ -46,7 +46,7 @@ class InPool(NamedTuple):
 
 
 class Offload(KVStore, PolicyPart):
-    """Where else blocks are, and the copies to make.
+    """The index of blocks outside the pool, and the copies to make.
 
     Args:
         disk: None: no files.
@@ -58,10 +58,10 @@ class Offload(KVStore, PolicyPart):
         self.host, self.disk = host, disk
         self.groups, self.state_groups = range(num_groups), range(num_groups, num_groups + num_pieces)
         self.stats = OffloadStats()
-        self.orders = Orders()  # of the plan that is being made
-        self.in_pool: dict[Key, InPool] = {}
-        self._saved: list[tuple[Key, Entry]] = []  # to host memory, by the plan that is being made
-        self._in_flight: dict[int, tuple[Orders, list[tuple[Key, Entry]]]] = {}  # by number of the step
+        self.orders = OffloadOrders()  # of the plan that is being made
+        self.in_pool: dict[BlockKey, InPool] = {}
+        self._saved: list[tuple[BlockKey, HostBlock]] = []  # to host memory, by the plan that is being made
+        self._in_flight: dict[int, tuple[OffloadOrders, list[tuple[BlockKey, HostBlock]]]] = {}  # by number of the step
 
     # ---- KVStore
 
@@ -70,15 +70,15 @@ class Offload(KVStore, PolicyPart):
         self.in_pool[group, hash] = InPool(block, tokens, depth)
 
     def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        key, source = (group, hash), self._place(group, block)
-        own = self.in_pool.pop(key, None)
-        depth = self._depth((0, hash)) if own is None else own.depth  # of a snapshot that was not to stay
+        key, source = (group, hash), self._location(group, block)
+        cached = self.in_pool.pop(key, None)
+        depth = self._depth((0, hash)) if cached is None else cached.depth  # None: a snapshot that was not to stay
         if self.host.has(key, tokens):
             self.host.use(key)
         elif self._has_slot():
             entry = self.host.put(key, tokens, depth)
             self._saved.append((key, entry))
-            self.orders.copies.append(Copy(source, Place(Tier.HOST, entry.slot)))
+            self.orders.copies.append(Copy(source, Location(Tier.HOST, entry.slot)))
             self.stats.num_saved_blocks += 1
         elif self.disk is not None:
             self.disk.save(self.orders, key, tokens, source)
@@ -105,13 +105,13 @@ class Offload(KVStore, PolicyPart):
                 self.host.use(key)
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        key, target = (group, hash), self._place(group, block)
+        key, target = (group, hash), self._location(group, block)
         if self.host.has(key, tokens):
-            self.orders.copies.append(Copy(Place(Tier.HOST, self.host.entries[key].slot), target))
+            self.orders.copies.append(Copy(Location(Tier.HOST, self.host.entries[key].slot), target))
             self.stats.num_loaded_blocks += 1
         else:
             assert self.disk is not None
-            self.orders.copies.append(Copy(Place(Tier.FILE, self.disk.name(key)), target))
+            self.orders.copies.append(Copy(Location(Tier.FILE, self.disk.name(key)), target))
             self.stats.num_loaded_files += 1
 
     def clear(self) -> None:
@@ -121,52 +121,54 @@ class Offload(KVStore, PolicyPart):
             self.disk.clear(self.orders)
 
     def closing(self) -> None:
-        """Order all that is cached to be written. Where room is short, beginnings are written, and written last: files that were
-        written first are the first to be deleted.
+        """Order writes of all cached blocks. Where memory is short, the beginnings of prefixes are written, and written last: the
+        oldest files are deleted first.
         """
         if self.disk is None:
             return
         self.orders.is_last = True
-        found = [(own.depth, key, own.tokens, self._place(key[0], own.block)) for key, own in self.in_pool.items()]
+        cached = [
+            (each.depth, key, each.tokens, self._location(key[0], each.block)) for key, each in self.in_pool.items()
+        ]
         for key, entry in self.host.entries.items():
             if entry.is_copied and key not in self.in_pool:
-                found.append((entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)))
-        for _, key, tokens, source in sorted(found, reverse=True):
+                cached.append((entry.depth, key, entry.tokens, Location(Tier.HOST, entry.slot)))
+        for _, key, tokens, source in sorted(cached, reverse=True):
             self.disk.save(self.orders, key, tokens, source)
 
-    def _place(self, group: int, block: int) -> Place:
-        return Place(Tier.STATES if group in self.state_groups else Tier.POOL, block)
+    def _location(self, group: int, block: int) -> Location:
+        return Location(Tier.STATES if group in self.state_groups else Tier.POOL, block)
 
-    def _depth(self, key: Key) -> int:
+    def _depth(self, key: BlockKey) -> int:
         entry = self.in_pool.get(key) or self.host.entries.get(key)
         return 0 if entry is None else entry.depth
 
     def _has_slot(self) -> bool:
-        """Whether there is a free slot of host memory; the oldest entry is pushed out for it, to a file."""
+        """Whether there is a free slot of host memory; the oldest entry is evicted for it, to a file."""
         host = self.host
         if not host.free_slots and (key := host.oldest()) is not None:
             entry = host.entries[key]
             if self.disk is not None and key not in self.in_pool:  # the pool evicts it later
-                self.disk.save(self.orders, key, entry.tokens, Place(Tier.HOST, entry.slot))
+                self.disk.save(self.orders, key, entry.tokens, Location(Tier.HOST, entry.slot))
             host.drop(key)
         return bool(host.free_slots)
 
     # ---- PolicyPart
 
     def wants_step(self) -> bool:
-        """To carry out orders, or to hear of files that somebody waits for. Steps in flight do that, too."""
+        """A step is needed for orders, or for outcomes that a sequence waits for, unless one is in flight."""
         awaits = self.disk is not None and bool(self.disk.reading)
         return not self._in_flight and (bool(self.orders) or awaits)
 
     def complete(self, step: Step) -> None:
-        orders, self.orders = self.orders, Orders()
+        orders, self.orders = self.orders, OffloadOrders()
         self.host.held.clear()
         saved, self._saved = self._saved, []
         orders.waits = not step.decodes and not step.runs
-        if self.disk is not None and orders.kept is not None:
-            orders.kept = list(self.disk.wanted)
+        if self.disk is not None and orders.wanted is not None:
+            orders.wanted = list(self.disk.wanted)
         self._in_flight[step.number] = orders, saved
-        step.plan.extras[NAME] = orders
+        step.plan.extras[KV_OFFLOAD] = orders
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         orders, saved = self._in_flight.pop(step.number)
@@ -181,7 +183,7 @@ class Offload(KVStore, PolicyPart):
         if self.disk is None:
             return
         if not isinstance(result, BaseException):
-            for answer in result.extras.get(NAME, ()):
+            for answer in result.extras.get(KV_OFFLOAD, ()):
                 self.disk.answer(answer)
                 self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
                 self.stats.num_written_files += answer.kind == "written" and answer.problem is None

@@ -1,4 +1,4 @@
-"""The options of this capability, and how much host memory follows from them."""
+"""Options of offloading, and the host memory that follows from them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.options import check, option
 from nanoengine.sizes import told
 
-HOST_SHARE, HOST_CAP = 0.25, 4 << 30
-"""Of the available RAM the host tier takes a quarter, and at most 4 GiB, if the user says nothing."""
+HOST_FRACTION, HOST_CAP = 0.25, 4 << 30
+"""Default size of the host tier: a fraction of the available RAM, and most bytes."""
 
 STAGING_BYTES, STAGING_BLOCKS = 256 << 20, 16
-"""Most memory for files that were read and wait for room in the pool; but always so many blocks."""
+"""Most memory for files that were read and wait for free blocks of the pool; but at least so many blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVOffloadOptions:
-    """Where blocks go that the KV pool has no room for.
+    """Options of the lower tiers of the KV cache, for blocks that are evicted from the pool.
 
     Args:
-        preemption_mode: what becomes of the blocks of a sequence that is preempted. They stay in the prefix cache until their
-            room is needed. "recompute": then they are lost, and computed again when it resumes. "swap": then they go to
-            host memory, and come back from there.
+        preemption_mode: the blocks of a preempted sequence stay in the prefix cache until they are evicted. "recompute": then
+            they are lost, and computed again when it resumes. "swap": then they are copied to host memory, and back from there.
         kv_host_memory: bytes of host memory for blocks, or as "2GiB". None: a quarter of the available RAM, at most 4 GiB, with
             preemption_mode "swap"; otherwise none.
-        kv_disk_path: a folder for blocks that neither the pool nor host memory has room for, and for all that is cached when
-            the engine is closed; a later engine with the same model finds them there. None: no such folder.
-        kv_disk_bytes: how much that folder may hold for this model, in bytes or as "20GiB"; the files that were used least
-            recently go first.
+        kv_disk_path: a folder for blocks that are evicted from the pool and from host memory, and for all cached blocks when
+            the engine is closed; a later engine with the same model reads them. None: no such folder.
+        kv_disk_bytes: capacity of that folder for this model, in bytes or as "20GiB"; the least recently used files are deleted
+            first.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -57,7 +56,7 @@ class KVOffloadOptions:
 
         Args:
             block_bytes: K/V of one block.
-            available: bytes of RAM that this process can still take.
+            available: bytes of RAM that this process can still allocate.
 
         Raises:
             InvalidConfig: the memory is less than one block, or more than there is.
@@ -66,7 +65,7 @@ class KVOffloadOptions:
             return 0
         memory = self.kv_host_memory
         if memory is None:
-            memory = int(min(HOST_CAP, HOST_SHARE * available))
+            memory = int(min(HOST_CAP, HOST_FRACTION * available))
         elif memory > available:
             raise InvalidConfig(
                 f"kv_host_memory is {told(memory)}, but {told(available)} of RAM are available: lower it"

@@ -1,4 +1,4 @@
-"""Adapter: what a folder that PEFT has saved holds, checked, as bytes. No tensor is made here."""
+"""Adapter: the checked content of a folder that PEFT has saved, as bytes. No tensor is made here."""
 
 from __future__ import annotations
 
@@ -21,51 +21,32 @@ from nanoengine.sizes import told
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 HEADER_BYTES, HEADER_BYTES_OF_A_LAYER = 1 << 20, 1 << 10
-"""Most that a header of safetensors may have, in all and more for each linear layer: others wait while it is read."""
+"""Most bytes of a safetensors header, in all and in addition for each linear layer: other requests wait while it is parsed."""
 
 MAX_ALPHA = 1e6
-"""What is larger leaves the range of float16 or of float32 in the model, or is a mistake."""
-
+"""A larger value exceeds the range of float16 or of float32 in the model, or is a mistake."""
 
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
 DTYPES = ("F32", "F16", "BF16")
-"""Of tensors, by safetensors' names."""
+"""Dtypes of tensors, by safetensors' names."""
 
 MODULE = re.compile(r"[\w.]+")
-"""A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT takes expressions, too; some of them never end."""
+"""A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT accepts expressions, too; some of them never end."""
 
 READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
-WITHOUT_EFFECT = frozenset(
-    {
-        "alora_invocation_string",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "ensure_weight_tying",
-        "exclude_modules",
-        "fan_in_fan_out",  # of Conv1D alone: PEFT sets it where it saves
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_dropout",
-        "megatron_config",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    }
+WITHOUT_EFFECT = re.compile(
+    r"auto_mapping|base_model_name_or_path|revision|inference_mode|runtime_config|task_type|peft_(type|version)|megatron_(config|core)|"
+    r"(target|exclude)_modules|layers_pattern|layers_to_transform|lora_dropout|alora_invocation_string|ensure_weight_tying|"
+    r"qalora_group_size|fan_in_fan_out"  # the last is of Conv1D alone: PEFT sets it where it saves
 )
-"""Fields that say where an adapter comes from, or which modules have one, which its tensors say as well."""
+"""Fields about the origin of an adapter, or the modules that have one, which follow from its tensors."""
 
 INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Initialisations that leave the weights of the model as they were."""
 
 
 class Projection(NamedTuple):
-    """What an adapter adds to a linear layer: scale * B (A x)."""
+    """The low-rank product that an adapter adds to a linear layer: scale * B (A x)."""
 
     rank: int
     scale: float
@@ -85,14 +66,14 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        """Of all A and B, as the file has them."""
-        return sum(len(own.a) + len(own.b) for own in self.projections.values())
+        """Bytes of all A and B in the file."""
+        return sum(len(each.a) + len(each.b) for each in self.projections.values())
 
 
 def read_adapter(
     name: str, path: str, shapes: Mapping[str, tuple[int, int]], *, max_rank: int, max_bytes: int
 ) -> Adapter:
-    """Read an adapter and see that it fits.
+    """Read an adapter, and check that it matches the model.
 
     Args:
         name, path: see `LoRARequest`.
@@ -101,15 +82,15 @@ def read_adapter(
 
     Raises:
         ModelNotFound: a file is missing.
-        UnsupportedModel: the adapter asks for more than a low-rank product, or for more than the limits allow.
+        UnsupportedModel: the adapter needs more than low-rank products, or exceeds the limits.
         InvalidWeights: a file is broken, or does not match the model.
     """
     folder = Path(path).expanduser()
-    said = _read_file(folder / CONFIG, MAX_CONFIG_BYTES, "the limit of a config")
+    config_bytes = _read_file(folder / CONFIG, MAX_CONFIG_BYTES, "the limit of a config")
     content = _read_file(folder / WEIGHTS, max_bytes, "max_lora_bytes")
-    config = _config(folder, said)
+    config = _config(folder, config_bytes)
     projections = _projections(folder / WEIGHTS, config, content, shapes, max_rank)
-    digest = hashlib.sha256(hashlib.sha256(said).digest() + hashlib.sha256(content).digest()).hexdigest()
+    digest = hashlib.sha256(hashlib.sha256(config_bytes).digest() + hashlib.sha256(content).digest()).hexdigest()
     return Adapter(name, path, digest, projections)
 
 
@@ -127,11 +108,11 @@ def _read_file(path: Path, limit: int, knob: str) -> bytes:
 # ---- adapter_config.json
 
 
-def _config(folder: Path, said: bytes) -> dict[str, Any]:
+def _config(folder: Path, content: bytes) -> dict[str, Any]:
     """The fields, checked."""
     where = folder / CONFIG
     try:
-        config = json.loads(said)
+        config = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InvalidWeights(f"{where} is no JSON: {error}") from error
     if not isinstance(config, dict):
@@ -141,27 +122,29 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
     if config.get("bias", "none") != "none":
         raise UnsupportedModel(f"{where}: bias is {shown(config['bias'])}: adapters with biases are not computed")
     init = config.get("init_lora_weights", True)
-    if not any(init is own or (isinstance(init, str) and init == own) for own in INITS):
+    if not any(init is each or (isinstance(init, str) and init == each) for each in INITS):
         raise UnsupportedModel(
             f"{where}: init_lora_weights is {shown(init)}, which changes the weights of the model itself: save the adapter as "
             "one of the original model (path_initial_model_for_weight_conversion)"
         )
-    unread = sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"})
-    stated = {name: config[name] for name in unread if config[name]}  # not None, False, or an empty list or table
+    unread = sorted(config.keys() - READ - {"bias", "init_lora_weights"})
+    stated = {
+        name: config[name] for name in unread if config[name] and not WITHOUT_EFFECT.fullmatch(name)
+    }  # no None, False or []
     for name in stated:
         if name in names_of("adapter"):
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
     log_unknown(stated, str(where))
-    for name, own, is_right in (("r", "rank_pattern", _is_rank), ("lora_alpha", "alpha_pattern", _is_alpha)):
-        table = config.get(own) or {}
+    for name, pattern, is_right in (("r", "rank_pattern", _is_rank), ("lora_alpha", "alpha_pattern", _is_alpha)):
+        table = config.get(pattern) or {}
         if not isinstance(table, dict):
-            raise InvalidWeights(f"{where}: {own} is {shown(table)}: it must be a table")
+            raise InvalidWeights(f"{where}: {pattern} is {shown(table)}: it must be a table")
         for key in table:
             if not MODULE.fullmatch(key):
                 raise UnsupportedModel(
-                    f"{where}: {own} has the key {shown(key)}, and only names of modules are read there"
+                    f"{where}: {pattern} has the key {shown(key)}, and only names of modules are read there"
                 )
-        numbers = {name: config.get(name, 8)} | {f"{own}[{shown(key)}]": value for key, value in table.items()}
+        numbers = {name: config.get(name, 8)} | {f"{pattern}[{shown(key)}]": value for key, value in table.items()}
         for field, value in numbers.items():
             if not is_right(value):
                 must = "a whole number above 0" if name == "r" else f"a number from -{MAX_ALPHA:g} to {MAX_ALPHA:g}"
@@ -180,7 +163,7 @@ def _is_alpha(value: object) -> bool:
 
 
 def _chosen(module: str, table: Mapping[str, Any], otherwise: Any) -> Any:
-    """The value of the first key that is the name of a module or, behind a dot, the end of it."""
+    """The value of the first key that is the name of a module, or the end of the name, behind a dot."""
     return next((value for key, value in table.items() if module == key or module.endswith("." + key)), otherwise)
 
 
@@ -190,17 +173,17 @@ def _chosen(module: str, table: Mapping[str, Any], otherwise: Any) -> Any:
 def _projections(
     where: Path, config: Mapping[str, Any], content: bytes, shapes: Mapping[str, tuple[int, int]], max_rank: int
 ) -> dict[str, Projection]:
-    found: dict[str, dict[str, tuple[str, list[int], bytes]]] = {}
+    parts_of: dict[str, dict[str, tuple[str, list[int], bytes]]] = {}
     most = HEADER_BYTES + HEADER_BYTES_OF_A_LAYER * len(shapes)
     for name, tensor in _tensors(where, content, most).items():
         match = TENSOR.fullmatch(name)
         if match is None or match["module"] not in shapes:
-            raise _no_place(where, name)
-        found.setdefault(match["module"], {})[match["part"]] = tensor
-    if not found:
+            raise _not_linear(where, name)
+        parts_of.setdefault(match["module"], {})[match["part"]] = tensor
+    if not parts_of:
         raise InvalidWeights(f"{where} holds no tensors")
     projections: dict[str, Projection] = {}
-    for module, parts in found.items():
+    for module, parts in parts_of.items():
         rank = _chosen(module, config.get("rank_pattern") or {}, config.get("r", 8))
         alpha = _chosen(module, config.get("alpha_pattern") or {}, config.get("lora_alpha", 8))
         if len(parts) < 2:
@@ -223,7 +206,7 @@ def _projections(
     return projections
 
 
-def _no_place(where: Path, name: str) -> UnsupportedModel:
+def _not_linear(where: Path, name: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: {shown(name)} is no adapter of a linear layer that the model has: those of "
         "embeddings, heads and experts are not computed"
@@ -231,7 +214,7 @@ def _no_place(where: Path, name: str) -> UnsupportedModel:
 
 
 def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, list[int], bytes]]:
-    """Name -> dtype, shape and numbers of every tensor of a safetensors file."""
+    """Name -> (dtype, shape, bytes) of every tensor of a safetensors file."""
     size = int.from_bytes(content[:8], "little")
     if most < size < len(content):
         raise InvalidWeights(
@@ -241,7 +224,7 @@ def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, lis
         tensors = dict(sorted(deserialize(content)))
     except (SafetensorError, ValueError) as error:
         raise InvalidWeights(f"{where} is broken: {error}") from error
-    for name, own in tensors.items():
-        if own["dtype"] not in DTYPES:
-            raise InvalidWeights(f"{where}: {shown(name)} is in {own['dtype']}, not in one of {', '.join(DTYPES)}")
-    return {name: (own["dtype"], own["shape"], bytes(own["data"])) for name, own in tensors.items()}
+    for name, tensor in tensors.items():
+        if tensor["dtype"] not in DTYPES:
+            raise InvalidWeights(f"{where}: {shown(name)} is in {tensor['dtype']}, not in one of {', '.join(DTYPES)}")
+    return {name: (tensor["dtype"], tensor["shape"], bytes(tensor["data"])) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Adapters: the policy's part. It knows which adapters are loaded, which request has which, and what the runner must be told."""
+"""Adapters: the policy's part of adapters: the loaded ones, those of requests, and the orders to the runner."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.lora.adapter import Adapter, read_adapter
-from nanoengine.features.lora.messages import LORA, Orders
+from nanoengine.features.lora.messages import LORA, AdapterOrders
 from nanoengine.features.lora.options import LoRAOptions
 from nanoengine.features.lora.request import LoRARequest
 from nanoengine.sizes import told
 
 SALT = "\0lora "
-"""Between the salt of a request and the digest of its adapter: no salt of a user holds it."""
+"""Separates the salt of a request from the digest of its adapter: no salt of a user contains it."""
 
 
 class Adapters(PolicyPart):
     """All adapters of an engine, by their names.
 
-    An adapter is what its files held when they were read: its digest is part of the hash of every block that it computes. One
-    that is loaded anew, or unloaded, stays for the requests that have it.
+    An adapter is the content of its files when they were read: its digest is part of the hash of every block that it computes. An
+    adapter that is loaded anew, or unloaded, stays for the requests that have it.
 
-    `load`, `unload`, `find` and `use` may be called from any thread; all else is the engine's.
+    `load`, `unload`, `find` and `use` may be called from any thread, other methods from the engine's.
 
     Args:
         options: the limits.
@@ -39,11 +39,11 @@ class Adapters(PolicyPart):
 
     def __init__(self, options: LoRAOptions, shapes: Mapping[str, tuple[int, int]]):
         self.options, self.shapes = options, shapes
-        self.loaded: OrderedDict[str, Adapter] = OrderedDict()  # the one that was asked for last is the last
+        self.loaded: OrderedDict[str, Adapter] = OrderedDict()  # least recently requested first
         self._of: WeakKeyDictionary[Request, Adapter] = WeakKeyDictionary()
         self._lock = RLock()
-        self._slots: dict[str, int] = {}  # digest -> where the runner has it
-        self._may_drop = False  # whether one of these may not be needed any more
+        self._slots: dict[str, int] = {}  # digest -> slot in the runner
+        self._may_drop = False  # whether one of these may be unused
 
     # ---- for callers
 
@@ -51,40 +51,40 @@ class Adapters(PolicyPart):
         """Read an adapter from its folder.
 
         Args:
-            replaces: whether one of the same name gives way; otherwise it is an error.
-            makes_room: whether one that is not in use gives way, the one that was asked for longest ago, if there are too many.
+            replaces: whether a loaded one of the same name is replaced; otherwise it is an error.
+            makes_room: whether unused adapters are unloaded, least recently requested first, if there are too many.
 
         Raises:
             InvalidRequest: there are too many, or their weights are too large.
             ModelNotFound, UnsupportedModel, InvalidWeights: see `read_adapter`.
         """
-        LoRARequest(name, 1, path)  # are they a name and a path?
+        LoRARequest(name, 1, path)  # checks name and path
         limits = {"max_rank": self.options.max_lora_rank, "max_bytes": self.options.max_lora_bytes}
-        found = read_adapter(name, path, self.shapes, **limits)
+        adapter = read_adapter(name, path, self.shapes, **limits)
         with self._lock:
             before = self.loaded.get(name)
             if before is not None and not replaces:
                 raise InvalidRequest(f"the adapter {shown(name)} is loaded: unload it first, or say load_inplace")
-            if before is not None and before.digest == found.digest:
+            if before is not None and before.digest == adapter.digest:
                 self.loaded.move_to_end(name)
                 return before
-            others = {own: adapter for own, adapter in self.loaded.items() if own != name}
+            others = {other: loaded for other, loaded in self.loaded.items() if other != name}
             in_use = self._in_use()
-            unused = [own for own, adapter in others.items() if adapter.digest not in in_use] if makes_room else []
-            while (reason := self._too_much(in_use | _by_digest((*others.values(), found)))) and unused:
+            unused = [other for other, loaded in others.items() if loaded.digest not in in_use] if makes_room else []
+            while (reason := self._too_much(in_use | _by_digest((*others.values(), adapter)))) and unused:
                 del others[unused.pop(0)]
             if reason:
                 raise InvalidRequest(f"there is no room for the adapter {shown(name)}: {reason}")
-            self.loaded, self._may_drop = OrderedDict({**others, name: found}), True
-        return found
+            self.loaded, self._may_drop = OrderedDict({**others, name: adapter}), True
+        return adapter
 
     def _in_use(self) -> dict[str, Adapter]:
         """The adapters of requests that have not ended, by digest."""
         return _by_digest(adapter for request, adapter in self._of.items() if not request.finished)
 
     def _too_much(self, adapters: Mapping[str, Adapter]) -> str | None:
-        """The limit that these adapters would exceed, in words; None if they fit."""
-        most, size = self.options.max_loras, sum(own.num_bytes for own in adapters.values())
+        """A message about the limit that these adapters would exceed; None if they fit."""
+        most, size = self.options.max_loras, sum(adapter.num_bytes for adapter in adapters.values())
         if len(adapters) > most:
             return f"{most} are loaded or in use, the most that may be (max_loras): unload one"
         if size > self.options.max_lora_bytes:
@@ -93,7 +93,7 @@ class Adapters(PolicyPart):
         return None
 
     def unload(self, name: str) -> Adapter:
-        """Forget an adapter; requests that have it keep it.
+        """Unload an adapter, except for requests that have it.
 
         Raises:
             InvalidRequest: none of this name is loaded.
@@ -105,10 +105,10 @@ class Adapters(PolicyPart):
             return self.loaded.pop(name)
 
     def find(self, wanted: LoRARequest) -> Adapter:
-        """The adapter that a request wants; it is read from its folder, if one is given.
+        """The adapter of a `LoRARequest`, read from its folder if it has one.
 
         Raises:
-            InvalidRequest: none of this name is loaded, and no folder is given.
+            InvalidRequest: none of this name is loaded, and the request has no folder.
             Others: see `load`.
         """
         if not isinstance(wanted, LoRARequest):
@@ -122,7 +122,7 @@ class Adapters(PolicyPart):
         return known
 
     def use(self, request: Request, adapter: Adapter) -> None:
-        """Give a request that was made, and not submitted yet, an adapter.
+        """Set the adapter of a request that was made, and not submitted yet.
 
         Raises:
             InvalidRequest: it was unloaded meanwhile, and there are too many others.
@@ -134,10 +134,10 @@ class Adapters(PolicyPart):
             request.cache_salt += SALT + adapter.digest
 
     def use_each(self, requests: Seq[Request], wanted: LoRARequest | Seq[LoRARequest | None]) -> None:
-        """The same for all of some requests: one adapter, or one (or None) for each.
+        """As `find` and `use` for several requests: one adapter, or one (or None) for each.
 
         Raises:
-            InvalidRequest: there are not as many as requests.
+            InvalidRequest: the numbers differ.
             Others: see `find`.
         """
         each: list[Any] = list(wanted) if isinstance(wanted, list | tuple) else [wanted] * len(requests)
@@ -145,17 +145,17 @@ class Adapters(PolicyPart):
             raise InvalidRequest(
                 "lora_request", f" has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
             )
-        found: dict[int, Adapter] = {}  # each is read once
-        for request, own in zip(requests, each, strict=True):
-            if own is not None:
-                if id(own) not in found:
-                    found[id(own)] = self.find(own)
-                self.use(request, found[id(own)])
+        adapters: dict[int, Adapter] = {}  # each is read once
+        for request, lora_request in zip(requests, each, strict=True):
+            if lora_request is not None:
+                if (key := id(lora_request)) not in adapters:
+                    adapters[key] = self.find(lora_request)
+                self.use(request, adapters[key])
 
-    # ---- where replicas compute: here is the engine that has the requests, or one of those that compute them
+    # ---- with replicas: in the front, and in each replica
 
     def digest_of(self, request: Request) -> str | None:
-        """Which adapter a request has, if it has one."""
+        """The digest of the adapter of a request, if it has one."""
         adapter = self._of.get(request)
         return None if adapter is None else adapter.digest
 
@@ -165,29 +165,29 @@ class Adapters(PolicyPart):
             return self._in_use() | _by_digest(self.loaded.values())
 
     def keep(self, adapters: Mapping[str, Adapter], drops: Collection[str]) -> None:
-        """Add and remove adapters without looking at the limits: the process that takes the requests has checked them."""
+        """Add and remove adapters without the limits, which the front has checked."""
         with self._lock:
-            others = {digest: own for digest, own in self.loaded.items() if digest not in drops}
+            others = {digest: loaded for digest, loaded in self.loaded.items() if digest not in drops}
             self.loaded, self._may_drop = OrderedDict({**others, **adapters}), True
 
     def give(self, request: Request, digest: str) -> None:
-        """A request that was made elsewhere has this adapter; its salt says so already.
+        """Set the adapter of a request from the front; its salt includes the digest already.
 
         Raises:
-            InvalidRequest: it is not here.
+            InvalidRequest: it is not in this replica.
         """
         with self._lock:
             if (adapter := self.loaded.get(digest)) is None:
                 raise InvalidRequest(f"the adapter of digest {digest} is not in this replica")
             self._of[request] = adapter
 
-    # ---- while the scheduler makes a step
+    # ---- PolicyPart
 
     def wants_step(self) -> bool:
         return self._may_drop and bool(self._slots)
 
     def complete(self, step: Step) -> None:
-        orders = Orders()
+        orders = AdapterOrders()
         with self._lock:
             if self._may_drop:
                 self._drop_unused(orders)
@@ -197,41 +197,39 @@ class Adapters(PolicyPart):
         if orders.drops or orders.rows:
             step.plan.extras[LORA] = orders
 
-    def _drop_unused(self, orders: Orders) -> None:
+    def _drop_unused(self, orders: AdapterOrders) -> None:
         """Order the runner to drop adapters that are neither loaded nor in use."""
         self._may_drop = False
         kept = self._in_use().keys() | _by_digest(self.loaded.values()).keys()
         orders.drops = [self._slots.pop(digest) for digest in self._slots.keys() - kept]
 
-    def _slot(self, adapter: Adapter, orders: Orders) -> int:
-        """The runner's slot of an adapter; if it has none, it is loaded in this step."""
+    def _slot(self, adapter: Adapter, orders: AdapterOrders) -> int:
+        """The runner's slot of an adapter; without one, it is loaded in this step."""
         slot = self._slots.get(adapter.digest)
         if slot is None:
             slot = min(set(range(len(self._slots) + 1)) - set(self._slots.values()))
             self._slots[adapter.digest], orders.loads[slot] = slot, adapter
         return slot
 
-    # ---- when its result is there
-
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if isinstance(result, BaseException) and not step.is_dropped:
-            self._slots.clear()  # nobody knows what of it was carried out, and all sequences start anew
+            self._slots.clear()  # its orders may have been carried out or not, and all sequences start anew
 
     def finished(self, seq: Sequence) -> None:
         self._may_drop |= bool(self._slots)
 
 
 def _by_digest(adapters: Iterable[Adapter]) -> dict[str, Adapter]:
-    return {own.digest: own for own in adapters}
+    return {adapter.digest: adapter for adapter in adapters}
 
 
 def adapters_of(parts: Iterable[PolicyPart]) -> Adapters:
-    """The adapters of the engine that has these parts.
+    """The `Adapters` among the parts of an engine.
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: there is none.
     """
-    found = next((own for own in parts if isinstance(own, Adapters)), None)
-    if found is None:
+    adapters = next((part for part in parts if isinstance(part, Adapters)), None)
+    if adapters is None:
         raise InvalidRequest("an adapter is wanted, but the engine was built without: set enable_lora=True")
-    return found
+    return adapters

@@ -7,9 +7,9 @@ from typing import Any, cast
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.lora.adapters import Adapters
+from nanoengine.features.lora.linear_layers import find_linear_layers
 from nanoengine.features.lora.native_products import NativeProducts
 from nanoengine.features.lora.options import LoRAOptions
-from nanoengine.features.lora.places import find_places
 from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
 from nanoengine.kernels.native.operations import NativeKernels
@@ -20,7 +20,7 @@ from nanoengine.models.model_config import ModelConfig
 class LoRA(Capability):
     options = LoRAOptions
     adapters: Adapters | None = None
-    """Set by `policy`; None without adapters."""
+    """Set by `policy`; None without `enable_lora`."""
 
     _products: Products | None = None
 
@@ -34,7 +34,7 @@ class LoRA(Capability):
         products = self._products
         runner.parts.append(AdapterPart(products, startup.num_rows))
         if runner.recorder is not None:
-            from nanoengine.kernels.recording.recorded_steps import RecordedSteps  # who has recorded steps has it
+            from nanoengine.kernels.recording.recorded_steps import RecordedSteps  # a recorder comes from there
 
             assert isinstance(runner.recorder, RecordedSteps)
             runner.recorder.variant = lambda: products.is_used
@@ -43,24 +43,24 @@ class LoRA(Capability):
         config, model, kernels = startup.model_config, cast(Any, startup.model), startup.kernels
         assert isinstance(config, ModelConfig)
         assert isinstance(kernels, Kernels)
-        places, matrices = find_places(config, getattr(model, "linear_rows", {})), model.matrices
+        layers, matrices = find_linear_layers(config, getattr(model, "linear_rows", {})), model.matrices
         of_rank = startup.kept_rows
-        kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
+        rows_of_rank = {number: of_rank[id(weight)] for number, weight in enumerate(matrices) if id(weight) in of_rank}
         if isinstance(kernels, NativeKernels):
             limits = startup.config.of(LoRAOptions).max_loras, startup.config.max_num_batched_tokens
-            return NativeProducts(kernels, matrices, places, max_adapters=limits[0], max_rows=limits[1], kept=kept)
-        return Products(kernels, matrices, places, startup.device.torch_device, kept)
+            return NativeProducts(kernels, matrices, layers, *limits, rows_of_rank)
+        return Products(kernels, matrices, layers, startup.device.torch_device, rows_of_rank)
 
     def policy(self, startup: Startup) -> None:
-        own, config = startup.config.of(LoRAOptions), startup.model_config
-        if own.enable_lora:
+        options, config = startup.config.of(LoRAOptions), startup.model_config
+        if options.enable_lora:
             assert isinstance(config, ModelConfig)
-            shapes = {name: (place.count, place.inputs) for name, place in find_places(config).items()}
-            self.adapters = Adapters(own, shapes)
-            for name, _, path in (module.partition("=") for module in own.lora_modules or ()):
+            shapes = {name: (layer.count, layer.inputs) for name, layer in find_linear_layers(config).items()}
+            self.adapters = Adapters(options, shapes)
+            for name, _, path in (module.partition("=") for module in options.lora_modules or ()):
                 self.adapters.load(name, path, replaces=False)
             startup.parts.append(self.adapters)
 
     def describe_itself(self, startup: Startup) -> str | None:
-        own = startup.config.of(LoRAOptions)
-        return f"up to {own.max_loras} adapters of rank {own.max_lora_rank}" if own.enable_lora else None
+        options = startup.config.of(LoRAOptions)
+        return f"up to {options.max_loras} adapters of rank {options.max_lora_rank}" if options.enable_lora else None

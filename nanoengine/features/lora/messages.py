@@ -1,4 +1,4 @@
-"""What the policy's part of adapters tells the runner's: `StepPlan.extras[LORA]`."""
+"""Messages of adapters from the policy's part to the runner's: `StepPlan.extras[LORA]`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LORA = "lora"
 
 
 @dataclass(slots=True)
-class Orders:
-    """Carried out in this order, before the step computes."""
+class AdapterOrders:
+    """The orders of one plan, carried out in this order before the step computes."""
 
-    drops: list[int] = field(default_factory=list)  # slots whose adapter nobody needs any more
+    drops: list[int] = field(default_factory=list)  # slots of unused adapters
     loads: dict[int, Adapter] = field(default_factory=dict)  # slot -> adapter
     rows: dict[int, int] = field(default_factory=dict)  # a row that starts with an adapter -> its slot

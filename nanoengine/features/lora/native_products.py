@@ -1,8 +1,8 @@
-"""NativeProducts: adapters computed by kernels/native/cpp/lora.cpp. Rows have the bits that they have alone: see
+"""NativeProducts: adapters computed by kernels/native/cpp/lora.cpp. The bits of a row do not depend on other rows: see
 docs/determinism.md.
 
-The product comes in float32; one call adds what the adapters add, and then the bias or the gate, and rounds. The adapters of a
-step, and its rows, are read from memory that stays where it is: a recorded step is right for any adapters.
+The product comes in float32; one call adds the low-rank products, and then the bias or the gate, and rounds. The adapters of a
+step, and its rows, are read from memory at fixed addresses: a recorded step is right for any adapters.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
-from nanoengine.features.lora.places import Place
-from nanoengine.features.lora.products import Group, Piece, Products, pieces_of
+from nanoengine.features.lora.linear_layers import LinearLayer
+from nanoengine.features.lora.products import AdapterRows, LowRank, Products, products_of
 from nanoengine.kernels.native.addresses import DTYPES, address
 from nanoengine.kernels.native.operations import NativeKernels, normed
 from nanoengine.kernels.native.weights import NativeWeight
@@ -25,17 +25,17 @@ from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
 INPUTS, OUTPUTS = 32, 16
-"""What a row of A is filled up to, and outputs of B that lie together (A_GROUP in lora.cpp, GROUP in product.h)."""
+"""Padding of a row of A, and outputs of B in one group (A_GROUP in lora.cpp, GROUP in product.h)."""
 
 PIECE = struct.Struct("=qqqqqqd")
-"""As lora.cpp has it."""
+"""`Piece` of lora.cpp."""
 
 
 class NativeProducts(Products):
-    """Products of the native kernels.
+    """The products of the native kernels.
 
     Args:
-        max_adapters: most that there are at a time.
+        max_adapters: most adapters at a time.
         max_rows: most rows of a step.
     """
 
@@ -45,40 +45,39 @@ class NativeProducts(Products):
         self,
         kernels: NativeKernels,
         matrices: Sequence[object],
-        places: Mapping[str, Place],
-        *,
+        layers: Mapping[str, LinearLayer],
         max_adapters: int,
         max_rows: int,
-        kept: Mapping[int, Sequence[range]] = {},
+        rows_of_rank: Mapping[int, Sequence[range]] = {},
     ):
-        super().__init__(kernels, matrices, places, torch.device("cpu"), kept)
+        super().__init__(kernels, matrices, layers, torch.device("cpu"), rows_of_rank)
         self._tables = {matrix: np.zeros(max_adapters, np.int64) for matrix in self.numbers.values()}
-        self._memory: dict[int, list[object]] = {}  # slot -> what its addresses point to
+        self._memory: dict[int, list[object]] = {}  # slot -> the memory behind its addresses
         self._step = np.zeros(1 + 3 * max_adapters, np.int64)
         self._rows = np.zeros(max_rows, np.int64)
 
     def put(self, slot: int, adapter: Adapter) -> None:
         self.drop(slot)
         memory = self._memory[slot] = []
-        for matrix, pieces in pieces_of(adapter, self.places, self.kept).items():
-            laid = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
-            table = struct.pack("=q", len(laid)) + b"".join(
+        for matrix, pieces in products_of(adapter, self.layers, self.rows_of_rank).items():
+            packed = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
+            table = struct.pack("=q", len(packed)) + b"".join(
                 PIECE.pack(
                     *(piece.first, piece.count, len(piece.a), 8 * a.itemsize),
                     *(address(a, piece.a.dtype), address(b, piece.a.dtype), piece.scale),
                 )
-                for piece, a, b in laid
+                for piece, a, b in packed
             )
-            kept = np.frombuffer(table, np.int64).copy()
-            memory += [kept, laid]
-            self._tables[matrix][slot] = kept.ctypes.data
+            entry = np.frombuffer(table, np.int64).copy()
+            memory += [entry, packed]
+            self._tables[matrix][slot] = entry.ctypes.data
 
     def drop(self, slot: int) -> None:
         for table in self._tables.values():
             table[slot] = 0
         self._memory.pop(slot, None)
 
-    def begin(self, groups: Sequence[Group]) -> None:
+    def begin(self, groups: Sequence[AdapterRows]) -> None:
         self.is_used, at = bool(groups), 0
         self._step[0] = len(groups)
         for number, (slot, rows) in enumerate(groups):
@@ -86,7 +85,7 @@ class NativeProducts(Products):
             self._rows[at : at + len(rows)] = rows
             at += len(rows)
 
-    # ---- in place of the kernels' own
+    # ---- replaces the method of the kernels
 
     def product(
         self,
@@ -104,32 +103,32 @@ class NativeProducts(Products):
         assert isinstance(weight, NativeWeight)
         total, x = x if residual is None else residual, x.contiguous()
         sums, _ = self._plain(x, weight, norm=norm, residual=residual, dtype=torch.float32)
-        given = *normed(x, residual, norm, weight), address(sums, torch.float32)
+        inputs = *normed(x, residual, norm, weight), address(sums, torch.float32)
         where = self._shape_and_step(x, weight)
         if activation is None:
             out = x.new_empty(sums.shape)
             added = address(bias, x.dtype, weight.shape[0])
-            self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, added, out.data_ptr(), *where)
+            self.kernels.c.adapted_linear(DTYPES[x.dtype], *inputs, added, out.data_ptr(), *where)
             if dtype == torch.float32 and bias is None:
-                return sums, total  # to which the kernel has added what `out` is rounded from
+                return sums, total  # the kernel has added to `sums`; `out` is rounded from them
         else:
             out = x.new_empty(len(x), weight.shape[0] // 2)
             kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-            self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *where)
+            self.kernels.c.adapted_gated_linear(*kinds, *inputs, out.data_ptr(), *where)
         return out, total
 
     def _shape_and_step(self, x: Tensor, weight: Weight) -> tuple[int, ...]:
         table = self._tables[self.numbers[id(weight)]]
-        addresses = (own.ctypes.data for own in (self._step, self._rows, table))
+        addresses = (array.ctypes.data for array in (self._step, self._rows, table))
         return len(x), weight.shape[1], weight.shape[0], *addresses
 
 
-def _rows_of_a(piece: Piece) -> Tensor:
-    """[rank, inputs, to a multiple of INPUTS]; what is missing is 0."""
+def _rows_of_a(piece: LowRank) -> Tensor:
+    """A, padded with 0: [rank, inputs up to a multiple of INPUTS]."""
     return torch.nn.functional.pad(piece.a, (0, -piece.a.shape[1] % INPUTS)).contiguous()
 
 
-def _groups_of_b(piece: Piece) -> Tensor:
-    """[groups of outputs, rank, OUTPUTS]; outputs that are missing in the last group are 0."""
+def _groups_of_b(piece: LowRank) -> Tensor:
+    """B by groups of outputs, padded with 0: [groups, rank, OUTPUTS]."""
     padded = torch.nn.functional.pad(piece.b, (0, 0, 0, -len(piece.b) % OUTPUTS))
     return padded.view(-1, OUTPUTS, padded.shape[1]).transpose(1, 2).contiguous()

@@ -16,9 +16,9 @@ class LoRAOptions:
 
     Args:
         enable_lora: whether requests may name an adapter.
-        max_loras: most adapters that are loaded at a time; all of them may be in one batch.
+        max_loras: most loaded adapters; all of them may be in one batch.
         max_lora_rank: largest rank of an adapter.
-        max_lora_bytes: most bytes that the weights of all loaded adapters have in their files, or as "2GiB".
+        max_lora_bytes: most bytes of the weights of all loaded adapters in their files, or as "2GiB".
         lora_modules: adapters that are loaded from the start, each as "name=folder".
 
     Raises:
@@ -34,7 +34,7 @@ class LoRAOptions:
     def __post_init__(self) -> None:
         check(self)
         modules = () if self.lora_modules is None else self.lora_modules
-        if not isinstance(modules, list | tuple) or not all(isinstance(own, str) and "=" in own for own in modules):
+        if not isinstance(modules, list | tuple) or not all(isinstance(each, str) and "=" in each for each in modules):
             raise InvalidConfig(f'lora_modules is {shown(modules)}: it must be a list of strings like "name=folder"')
         if modules and not self.enable_lora:
-            raise InvalidConfig("lora_modules are given, but enable_lora is False: set it to True")
+            raise InvalidConfig("lora_modules are set, but enable_lora is False: set it to True")

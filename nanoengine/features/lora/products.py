@@ -1,7 +1,7 @@
-"""Products: what adapters add to the linear layers of a model. The class here computes it in plain torch, on any device.
+"""Products: the linear layers of a model with adapters, in plain torch, on any device.
 
-It takes the place of `product` of the model's kernels. In a step without adapters, and for matrices that no adapter
-changes, that is what it was.
+It replaces `product` of the model's kernels. In a step without adapters, and for matrices without adapters, the result is that of
+the kernels.
 """
 
 from __future__ import annotations
@@ -16,61 +16,60 @@ from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
-from nanoengine.features.lora.places import Place
+from nanoengine.features.lora.linear_layers import LinearLayer
 from nanoengine.kernels.operations import Kernels, Norm
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Group(NamedTuple):
-    """The rows of a step that have the same adapter."""
+class AdapterRows(NamedTuple):
+    """The rows of a step with one adapter."""
 
     slot: int
     rows: np.ndarray  # [n] int64, ascending
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A low-rank product: outputs [first, first + count) of a matrix get scale * B (A x) more."""
+class LowRank:
+    """A low-rank product: scale * B (A x) is added to outputs [first, first + count) of a matrix."""
 
     first: int
     count: int
-    a: Tensor  # [rank, inputs]: bfloat16, if both are so in their file, and otherwise float32; so is b
+    a: Tensor  # [rank, inputs] bfloat16, if A and B are bfloat16 in the file, or float32; so is b
     b: Tensor  # [count, rank]
     scale: float
 
 
-Kept = Mapping[int, Sequence[range]]
-"""Of a matrix, the rows that are computed here, one range behind the other; all rows of matrices that are not there."""
+RowsOfRank = Mapping[int, Sequence[range]]
+"""Matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices."""
 
 
-def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict[int, list[Piece]]:
-    """The tensors of an adapter, by the matrix that they change."""
-    found: dict[int, list[Piece]] = {}
-    for name, own in adapter.projections.items():
-        place = places[name]
+def products_of(adapter: Adapter, layers: Mapping[str, LinearLayer], rows: RowsOfRank) -> dict[int, list[LowRank]]:
+    """The low-rank products of an adapter, by matrix."""
+    products: dict[int, list[LowRank]] = {}
+    for name, projection in adapter.projections.items():
+        layer = layers[name]
         a, b = (
             torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
-            for numbers, dtype in zip((own.a, own.b), own.dtypes, strict=True)
+            for numbers, dtype in zip((projection.a, projection.b), projection.dtypes, strict=True)
         )
-        dtype = torch.bfloat16 if own.dtypes == ("BF16", "BF16") else torch.float32
-        b = b.view(place.count, own.rank) * (1.0 if place.factors is None else place.factors)
-        a, b = a.view(own.rank, place.inputs).to(dtype), b[place.order].to(dtype)
-        a = a if place.input_order is None else a[:, place.input_order]
-        first = place.first
-        if place.matrix in kept:
-            first, b = _rows_of(first, b, kept[place.matrix])
+        dtype = torch.bfloat16 if projection.dtypes == ("BF16", "BF16") else torch.float32
+        b = b.view(layer.count, projection.rank) * (1.0 if layer.factors is None else layer.factors)
+        a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
+        a = a if layer.input_order is None else a[:, layer.input_order]
+        first = layer.first
+        if layer.matrix in rows:
+            first, b = _rows_of(first, b, rows[layer.matrix])
         if len(b):
-            found.setdefault(place.matrix, []).append(Piece(first, len(b), a, b, own.scale))
-    return found
+            products.setdefault(layer.matrix, []).append(LowRank(first, len(b), a, b, projection.scale))
+    return products
 
 
-def _rows_of(first: int, b: Tensor, kept: Sequence[range]) -> tuple[int, Tensor]:
-    """The part of outputs [first, first + len(b)) that this rank computes: its first output here, and its rows of B.
-
-    They stay side by side: ranges ascend.
+def _rows_of(first: int, b: Tensor, ranges: Sequence[range]) -> tuple[int, Tensor]:
+    """The part of outputs [first, first + len(b)) in the ranges of a rank: its first output there, and its rows of B. They stay
+    adjacent, since ranges ascend.
     """
-    rows = torch.cat([torch.arange(own.start, own.stop, dtype=torch.int64, device="cpu") for own in kept]) - first
+    rows = torch.cat([torch.arange(each.start, each.stop, dtype=torch.int64, device="cpu") for each in ranges]) - first
     return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]
 
 
@@ -80,22 +79,22 @@ class Products:
     Args:
         kernels: of the model.
         matrices: of the model, see `Decoder`.
-        places: of the linear layers.
+        layers: the linear layers, by name.
         device: of the model.
-        kept: what is computed here of each matrix.
+        rows_of_rank: see `RowsOfRank`.
     """
 
     def __init__(
         self,
         kernels: Kernels,
         matrices: Sequence[object],
-        places: Mapping[str, Place],
+        layers: Mapping[str, LinearLayer],
         device: torch.device,
-        kept: Mapping[int, Sequence[range]] = {},
+        rows_of_rank: Mapping[int, Sequence[range]] = {},
     ):
-        self.kernels, self.places, self.device, self.kept = kernels, places, device, kept
-        self.numbers = {id(matrices[place.matrix]): place.matrix for place in places.values()}
-        self.adapters: dict[int, dict[int, list[Piece]]] = {}  # slot -> matrix -> pieces
+        self.kernels, self.layers, self.device, self.rows_of_rank = kernels, layers, device, rows_of_rank
+        self.numbers = {id(matrices[layer.matrix]): layer.matrix for layer in layers.values()}
+        self.adapters: dict[int, dict[int, list[LowRank]]] = {}  # slot -> matrix -> pieces
         self.groups: list[tuple[int, Tensor]] = []  # of the step: slot, rows
         self.is_used = False  # in the step
         self._plain = kernels.product
@@ -106,22 +105,22 @@ class Products:
         self.kernels.can_fuse = False
 
     def put(self, slot: int, adapter: Adapter) -> None:
-        """Keep an adapter on the device under its slot."""
-        found = pieces_of(adapter, self.places, self.kept)
+        """Copy an adapter to its slot on the device."""
+        products = products_of(adapter, self.layers, self.rows_of_rank)
         self.adapters[slot] = {
-            matrix: [Piece(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
-            for matrix, pieces in found.items()
+            matrix: [LowRank(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
+            for matrix, pieces in products.items()
         }
 
     def drop(self, slot: int) -> None:
         self.adapters.pop(slot, None)
 
-    def begin(self, groups: Sequence[Group]) -> None:
-        """Note which rows of the next step have adapters, by adapter."""
+    def begin(self, groups: Sequence[AdapterRows]) -> None:
+        """Set the rows of the next step that have adapters, by adapter."""
         self.is_used = bool(groups)
         self.groups = [(group.slot, torch.from_numpy(group.rows).to(self.device)) for group in groups]
 
-    # ---- in place of the kernels' own
+    # ---- replaces the method of the kernels
 
     def is_changed(self, weight: Weight) -> bool:
         """Whether adapters may change a product of this step."""

@@ -1,4 +1,4 @@
-"""LoRARequest: the adapter that a request wants, by vLLM's names."""
+"""LoRARequest: the adapter of a request, by vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class LoRARequest:
     """An adapter in a folder as PEFT saves it.
 
     Args:
-        lora_name: what it is called.
-        lora_int_id: a positive number. vLLM's callers give one; adapters are told apart by what is in their files.
-        lora_path: its folder. It is read whenever requests are made with it, so a changed file is never overlooked. Empty: the
-            adapter that was loaded under this name.
+        lora_name: its name.
+        lora_int_id: a positive number, as vLLM's callers pass it. It is not used: adapters are identified by their files.
+        lora_path: its folder. It is read for each call with it, so that a changed file is never overlooked. Empty: the adapter
+            that was loaded under this name.
 
     Raises:
-        InvalidRequest: a value that cannot be.
+        InvalidRequest: a value of another type or range.
     """
 
     lora_name: str

@@ -1,4 +1,4 @@
-"""The runner's part of adapters: it keeps which row has which, and tells the products before each step."""
+"""AdapterPart: the runner's part of adapters: the slot of each row, and the adapters of each step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import RunnerPart
-from nanoengine.features.lora.messages import LORA, Orders
-from nanoengine.features.lora.products import Group, Products
+from nanoengine.features.lora.messages import LORA, AdapterOrders
+from nanoengine.features.lora.products import AdapterRows, Products
 
 NONE = -1
 
@@ -18,7 +18,7 @@ class AdapterPart(RunnerPart):
         self._slots = np.full(num_rows, NONE, np.int32)  # of each row
 
     def begin(self, plan: StepPlan) -> None:
-        orders: Orders = plan.extras.get(LORA) or Orders()
+        orders: AdapterOrders = plan.extras.get(LORA) or AdapterOrders()
         for slot in orders.drops:
             self.products.drop(slot)
         for slot, adapter in orders.loads.items():
@@ -29,14 +29,15 @@ class AdapterPart(RunnerPart):
             self._slots[row] = slot
         self.products.begin(self._groups(plan))
 
-    def _groups(self, plan: StepPlan) -> list[Group]:
-        """The tokens of the step that have adapters, by adapter."""
+    def _groups(self, plan: StepPlan) -> list[AdapterRows]:
+        """The tokens of the step with adapters, by adapter."""
         if not (self._slots > NONE).any():
             return []
         decodes = self._slots[plan.decode_rows]
         runs = np.array([self._slots[run.row] for run in plan.runs], np.int32)
         of_tokens = np.concatenate((decodes, np.repeat(runs, [run.num_new for run in plan.runs])))
-        return [Group(int(slot), np.flatnonzero(of_tokens == slot)) for slot in np.unique(of_tokens) if slot != NONE]
+        slots = np.unique(of_tokens)
+        return [AdapterRows(int(slot), np.flatnonzero(of_tokens == slot)) for slot in slots if slot != NONE]
 
     def close(self) -> None:
         self.products.begin([])

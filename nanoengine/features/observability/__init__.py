@@ -1,1 +1,1 @@
-"""What an engine does and has done: counters, times, events of the KV cache, and a live picture. It changes nothing."""
+"""Observability: counters, times, events of the KV cache, and a live view of an engine, which it does not change."""

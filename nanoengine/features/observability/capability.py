@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.features.observability.observer import Observer
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class Observability(Capability):
-    """`metrics` is set by `policy`. It must be the last capability: the others add to `startup.metric_sources`."""
+    """The observer of the engine, `metrics`, set by `policy`. This is the last capability: the others add `metric_sources`."""
 
     metrics: Observer
 
     def policy(self, startup: Startup) -> None:
-        """Facts: "metrics", see `observer.Sources`."""
         self.metrics = Observer(
             startup.max_model_len,
             startup.blocks_needed(startup.max_model_len),

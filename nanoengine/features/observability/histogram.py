@@ -25,7 +25,7 @@ NUM_PREEMPTIONS_BOUNDS = (1, 2, 3, 4, 5, 10, 20)
 
 
 def length_bounds(max_model_len: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 and so on, up to the longest sequence in tokens."""
+    """Bounds 1, 2, 5, 10, 20, 50 and so on, up to the longest sequence in tokens."""
     scales = (10**exponent for exponent in range(len(str(max_model_len))))
     return tuple(digit * scale for scale in scales for digit in (1, 2, 5) if digit * scale <= max_model_len)
 
@@ -34,7 +34,7 @@ class Histogram:
     """Counts of values by buckets, and the sum of the values.
 
     Args:
-        bounds: ascending. A bucket holds the values above the bound before it, up to its own; one more bucket holds the rest.
+        bounds: ascending. A bucket counts the values above the previous bound, up to its bound; one more bucket counts the rest.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -52,7 +52,7 @@ class Histogram:
         return total
 
     def observe(self, value: float, times: int = 1) -> None:
-        """A value was met, so many times."""
+        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
@@ -61,5 +61,5 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[int]:
-        """How many values were up to each bound; at last, all of them."""
+        """The number of values up to each bound; at last, that of all values."""
         return list(accumulate(self.counts))

@@ -1,7 +1,7 @@
-"""Events for cache-aware routers: which prefixes the KV pool of this engine has, and which it has lost.
+"""Events of the prefix cache for cache-aware routers: blocks that the KV pool of this engine has stored and removed.
 
-From them a router knows which engine has most of a prompt cached. Hashes are chained, so a block is found by its own hash; the
-token ids are there for routers that keep a tree of their own. Host memory and files are not told of: a block that comes back from
+With them a router knows which engine has most of a prompt cached. Hashes are chained, so the hash of a block identifies its
+prefix; the token ids are for routers with a prefix tree. Host memory and files have no events: a block that is loaded from
 there is stored again.
 """
 
@@ -23,13 +23,13 @@ logger = logging.getLogger("nanoengine")
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A full block can be hit from now on.
+    """A full block was cached.
 
     Attributes:
         hash: of the block and everything before it.
         parent_hash: of the block before it; b"" for the first.
         token_bytes: its tokens, int32.
-        group: of layers that it can be hit in. A prompt is hit as far as every group has what its next token sees.
+        group: its KV group. A hit needs, in every group, the blocks that the next token attends to.
     """
 
     hash: bytes
@@ -43,7 +43,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The pool has lost a block of a group."""
+    """A block of a group is no longer cached in the pool."""
 
     hash: bytes
     group: int = 0
@@ -51,7 +51,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """Nothing is cached any more."""
+    """The cache was cleared."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllCleared
@@ -60,12 +60,12 @@ KVEventListener = Callable[[KVEvent], object]
 
 
 class KVEventPublisher(KVStore, PolicyPart):
-    """A `KVStore` that keeps no block; while somebody listens, a `PolicyPart` too: events are collected inside the block manager,
-    and told after each step.
+    """The source of events: a `KVStore` without blocks, and a `PolicyPart` while there is a listener. Events are collected inside
+    the block manager, and published after each step.
 
     Attributes:
         num_evicted: blocks that were evicted from the pool.
-        num_errors: times that the listener raised, which changes nothing in the engine.
+        num_errors: exceptions of the listener, which do not concern the engine.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class KVEventPublisher(KVStore, PolicyPart):
         self._events: list[KVEvent] = []
 
     def attach(self, listener: KVEventListener | None, engine: LLMEngine) -> None:
-        """From now on tell this listener, and first all that is cached already, parents first; None ends it."""
+        """Publish events to this listener, beginning with all cached blocks, parents first. None: to no listener."""
         self.publish()
         self._listener = listener
         parts, blocks = engine.scheduler.parts, engine.scheduler.blocks
@@ -84,26 +84,26 @@ class KVEventPublisher(KVStore, PolicyPart):
         if listener is None:
             return
         parts.append(self)
-        told: set[tuple[int, bytes]] = set()
+        published: set[tuple[int, bytes]] = set()
         for group, index in enumerate(blocks.index):
             for hash in index:
                 chain = []
-                while (group, hash) in self.parents and (group, hash) not in told:
-                    told.add((group, hash))
+                while (group, hash) in self.parents and (group, hash) not in published:
+                    published.add((group, hash))
                     chain.append(hash)
                     hash = self.parents[group, hash]
-                for own in reversed(chain):
-                    cached = blocks.contents[index[own]]
+                for block_hash in reversed(chain):
+                    cached = blocks.contents[index[block_hash]]
                     assert cached is not None
-                    self._note(BlockStored(own, self.parents[group, own], cached.tokens, group))
+                    self._note(BlockStored(block_hash, self.parents[group, block_hash], cached.tokens, group))
         self.publish()
 
     def publish(self) -> None:
-        """Tell what has happened since the last time."""
+        """Call the listener with the events since the last call."""
         events, self._events = self._events, []
         for event in events:
             try:
-                if self._listener is not None:  # it may have ended this itself
+                if self._listener is not None:  # it may have detached itself
                     self._listener(event)
             except Exception as problem:
                 self.num_errors += 1
@@ -114,7 +114,7 @@ class KVEventPublisher(KVStore, PolicyPart):
         if self._listener is not None:
             self._events.append(event)
 
-    # ---- as a store
+    # ---- KVStore
 
     def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
         self.parents[group, hash] = parent
@@ -136,7 +136,7 @@ class KVEventPublisher(KVStore, PolicyPart):
         self._note(AllCleared())
         self.publish()  # no step may follow
 
-    # ---- as a listener
+    # ---- PolicyPart
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         self.publish()

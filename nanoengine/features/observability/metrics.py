@@ -1,18 +1,19 @@
-"""What is counted: steps, the prefix cache, times and lengths of requests; and `EngineMetrics`, all of it at one moment.
+"""Statistics of steps, of the prefix cache, of times and lengths of requests; and `EngineMetrics`, all of them at one moment.
 
-What is measured of requests, when, and between which bounds follows vLLM 0.33 (vllm/v1/metrics/stats.py, loggers.py and
-buckets.py), so that its dashboards can be used. As there, each completion of a request counts as a request of its own, unless it
-says otherwise.
+Names, meanings, moments of measurement and bounds follow vLLM 0.33 (vllm/v1/metrics/stats.py, loggers.py and buckets.py), so that
+its dashboards can be used. As there, each completion of a request counts as a request, unless the text says otherwise. A metric
+that vLLM does not have begins with "nanoengine:".
 """
+
+# ruff: noqa: RUF009  (`metric` makes fields)
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from nanoengine.core.outputs import FinishReason
-from nanoengine.counts import Counts
 from nanoengine.features.observability.histogram import (
     FIRST_TOKEN_BOUNDS,
     LATENCY_BOUNDS,
@@ -23,14 +24,19 @@ from nanoengine.features.observability.histogram import (
     Histogram,
     length_bounds,
 )
+from nanoengine.features.statistics import Statistics, metric
+
+first_token, gaps = partial(metric, bounds=FIRST_TOKEN_BOUNDS), partial(metric, bounds=TOKEN_BOUNDS)
+seconds, lengths = partial(metric, bounds=LATENCY_BOUNDS), partial(metric, bounds=None)
+"""Kinds of histograms."""
 
 
 @dataclass(slots=True)
-class EngineStats(Counts):
-    """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them, nor are
-    rejected drafts, nor samples of sequences that had ended before.
+class EngineStats(Statistics):
+    """Totals of steps over the engine's life. Times in seconds. Tokens are computed ones: without prefix hits, rejected
+    drafts, and samples of sequences that had ended before.
 
-    The time of a step that computes prompts and decodes is shared out by their tokens.
+    The time of a step that computes prompts and decodes is divided by their tokens.
     """
 
     prefill_tokens: int = 0
@@ -47,15 +53,15 @@ class EngineStats(Counts):
         Args:
             num_prompt: tokens of prompts that it computed.
             num_decode: other tokens that it computed, drafts included.
-            num_generated: tokens that its decodes brought.
+            num_generated: new tokens of its decodes.
         """
         if not num_prompt + num_decode:
             return
-        share = num_decode / (num_prompt + num_decode)
+        decode_part = num_decode / (num_prompt + num_decode)
         self.decode_tokens += num_generated
-        self.decode_time += share * seconds
+        self.decode_time += decode_part * seconds
         self.prefill_tokens += num_prompt
-        self.prefill_time += (1 - share) * seconds
+        self.prefill_time += (1 - decode_part) * seconds
         if not num_prompt:
             self.num_decode_steps += 1
         elif num_decode:
@@ -64,8 +70,8 @@ class EngineStats(Counts):
             self.num_prefill_steps += 1
 
     def since(self, before: EngineStats) -> EngineStats:
-        """What was counted after the copy `before` was made."""
-        return EngineStats(*(getattr(self, own.name) - getattr(before, own.name) for own in fields(self)))
+        """The difference to an earlier copy."""
+        return EngineStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
 
     @property
     def prefill_rate(self) -> float:
@@ -79,17 +85,18 @@ class EngineStats(Counts):
 
 
 @dataclass(slots=True)
-class CacheStats(Counts):
-    """Tokens looked up and found. A request counts once, when it is first admitted; when it resumes, it counts apart.
+class CacheStats(Statistics):
+    """Tokens of look-ups in the prefix cache, and of hits. A request counts once, when it is first admitted; when it resumes, it
+    counts apart.
 
-    A request that does not look, because caching is off or because all of its prompt must be computed, does not count.
+    A request without a look-up, because caching is off or because all of its prompt must be computed, does not count.
     """
 
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
+    num_queried_tokens: int = metric("vllm:prefix_cache_queries", "Tokens looked up in the cache.")
+    num_hit_tokens: int = metric("vllm:prefix_cache_hits", "Tokens found there, in any tier.")
     num_resumed_queried_tokens: int = 0
     num_resumed_hit_tokens: int = 0
-    num_evicted_blocks: int = 0  # cached blocks of the pool that were taken for others; a lower tier may have kept them
+    num_evicted_blocks: int = 0  # cached blocks of the pool that were overwritten; a lower tier may have a copy
 
     def record(self, num_queried: int, num_hit: int, *, resumed: bool) -> None:
         if resumed:
@@ -101,7 +108,7 @@ class CacheStats(Counts):
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the prompt tokens of all requests that the cache had; None if nobody has asked."""
+        """Hits per look-up, in tokens of prompts, 0 to 1; None without a look-up."""
         return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else None
 
 
@@ -119,50 +126,51 @@ class RequestMetrics:
     num_preemptions: int = 0
 
 
-class RequestTimes:
+@dataclass(slots=True, kw_only=True)
+class RequestTimes(Statistics):
     """Histograms over the engine's life, and totals of tokens beside them. Times are seconds.
 
     Aborted requests are in no histogram of ended requests; their tokens and the times of these stay.
-
-    Args:
-        max_model_len: longest sequence in tokens.
     """
 
-    def __init__(self, max_model_len: int):
-        lengths = length_bounds(max_model_len)
-        self.num_prompt_tokens = 0  # of all whose first token came
-        self.num_cached_prompt_tokens = 0  # of them, those that were not computed
-        self.num_generated_tokens = 0
-        # as they come
-        self.time_to_first_token = Histogram(FIRST_TOKEN_BOUNDS)  # from arrival
-        self.inter_token_latency = Histogram(TOKEN_BOUNDS)  # between steps that brought tokens, however many
-        self.tokens_of_step = Histogram(STEP_BOUNDS)  # prompt tokens computed, and tokens generated
-        # of each that has ended
-        self.latency = Histogram(LATENCY_BOUNDS)  # from arrival to the end
-        self.queue_time = Histogram(LATENCY_BOUNDS)  # from arrival until it was first started
-        self.prefill_time = Histogram(LATENCY_BOUNDS)  # from there to the first token
-        self.decode_time = Histogram(LATENCY_BOUNDS)  # from there to the last; preemptions are in all three
-        self.inference_time = Histogram(LATENCY_BOUNDS)  # the last two together
-        self.time_per_token = Histogram(TOKEN_BOUNDS)  # after the first; 0 for a single one
-        self.prompt_length = Histogram(lengths)
-        self.computed_prompt_length = Histogram(lengths)  # without what the prefix cache had
-        self.generated_length = Histogram(lengths)
-        self.max_tokens = Histogram(lengths)  # asked for
-        self.num_preemptions = Histogram(NUM_PREEMPTIONS_BOUNDS)
-        # of each request all of whose completions have ended
-        self.num_completions = Histogram(NUM_COMPLETIONS_BOUNDS)  # asked for
-        self.longest_generated = Histogram(lengths)
+    # when a first token comes
+    num_prompt_tokens: int = metric("vllm:prompt_tokens", "Tokens of prompts, cached ones included.")
+    num_cached_prompt_tokens: int = metric("vllm:prompt_tokens_cached", "Tokens of prompts that were not computed.")
+    time_to_first_token: Histogram = first_token("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+    # in each step
+    num_generated_tokens: int = metric("vllm:generation_tokens", "Tokens generated.")
+    inter_token_latency: Histogram = gaps("vllm:inter_token_latency_seconds", "Between the steps that brought tokens.")
+    tokens_of_step: Histogram = metric("vllm:iteration_tokens_total", "Tokens of a step.", bounds=STEP_BOUNDS)
+    # when a completion ends; the times include preemptions
+    latency: Histogram = seconds("vllm:e2e_request_latency_seconds", "From arrival to the end.")
+    queue_time: Histogram = seconds("vllm:request_queue_time_seconds", "From arrival to the first step.")
+    prefill_time: Histogram = seconds("vllm:request_prefill_time_seconds", "From the first step to the first token.")
+    decode_time: Histogram = seconds("vllm:request_decode_time_seconds", "From the first token to the last.")
+    inference_time: Histogram = seconds("vllm:request_inference_time_seconds", "From the first step to the last token.")
+    time_per_token: Histogram = gaps("vllm:request_time_per_output_token_seconds", "Mean per token after the first.")
+    prompt_length: Histogram = lengths("vllm:request_prompt_tokens", "Tokens of a prompt.")
+    computed_prompt_length: Histogram = lengths("vllm:request_prefill_kv_computed_tokens", "Uncached prompt tokens.")
+    generated_length: Histogram = lengths("vllm:request_generation_tokens", "Tokens generated for a sequence.")
+    max_tokens: Histogram = lengths("vllm:request_params_max_tokens", "max_tokens of a request.")
+    num_preemptions: Histogram = metric("vllm:request_num_preemptions", "Preemptions.", bounds=NUM_PREEMPTIONS_BOUNDS)
+    # when all completions of a request have ended
+    num_completions: Histogram = metric("vllm:request_params_n", "n of a request.", bounds=NUM_COMPLETIONS_BOUNDS)
+    longest_generated: Histogram = lengths("vllm:request_max_num_generation_tokens", "Tokens of the longest sequence.")
 
-    def __add__(self, other: RequestTimes) -> RequestTimes:
-        """The counts of two engines of one `max_model_len`."""
-        total = copy(self)
-        for name, value in vars(other).items():
-            setattr(total, name, getattr(self, name) + value)
-        return total
+    @classmethod
+    def new(cls, max_model_len: int) -> Self:
+        """Histograms without values, for an engine with sequences of at most `max_model_len` tokens."""
+        bounds = {each.name: each.metadata["bounds"] for each in fields(cls) if "bounds" in each.metadata}
+        of_lengths = length_bounds(max_model_len)
+        return cls(**{name: Histogram(fixed or of_lengths) for name, fixed in bounds.items()})  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMetrics(Counts):
+MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_usage", "num_blocks", "max_concurrency")
+"""Fields of `EngineMetrics` that are 0 for an engine that has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics(Statistics):
     """All counters at one moment. Counts are totals over the engine's life but for `num_waiting` to `max_concurrency`."""
 
     steps: EngineStats
@@ -170,37 +178,29 @@ class EngineMetrics(Counts):
     cache: CacheStats
     num_waiting: int
     num_fetching: int  # sequences that wait for K/V from files
-    num_running: int
+    num_running: int = metric("vllm:num_requests_running", "Sequences that have blocks and a row.", is_gauge=True)
     num_in_flight: int  # steps
-    kv_usage: float  # share of the KV pool in use, 0 to 1
+    kv_usage: float = metric("vllm:kv_cache_usage_perc", "Used part of the KV pool, 0 to 1.", is_gauge=True)
     num_blocks: int  # of the KV pool
     block_size: int  # tokens
     max_model_len: int
-    max_concurrency: float  # longest sequences that the pool holds
-    num_preemptions: int
+    max_concurrency: float  # capacity of the pool in longest sequences
+    num_preemptions: int = metric("vllm:num_preemptions", "Times that a sequence was preempted.")
     num_requests: int  # submitted
-    finished: dict[FinishReason, int]  # completions by why they ended
+    finished: dict[FinishReason, int]  # ended completions by reason
     num_listener_errors: int  # of the listener of KV events
-    speculation: Any = None  # the statistics of capabilities, where they are there
+    speculation: Any = None  # statistics of this capability, if it is used; so is offload
     offload: Any = None
 
     def __add__(self, other: EngineMetrics) -> EngineMetrics:
         """The counters of two engines with the same options."""
         num_blocks = self.num_blocks + other.num_blocks
         num_used = self.kv_usage * self.num_blocks + other.kv_usage * other.num_blocks
-        total = Counts.__add__(self, other)
+        total = Statistics.__add__(self, other)
         usage = num_used / num_blocks if num_blocks else 0.0
         return replace(total, kv_usage=usage, block_size=self.block_size, max_model_len=self.max_model_len)
 
     def of_the_past(self) -> EngineMetrics:
-        """What an engine that has ended has counted: totals stay, and nothing waits, runs, or has blocks any more."""
-        return replace(
-            self,
-            num_waiting=0,
-            num_fetching=0,
-            num_running=0,
-            num_in_flight=0,
-            kv_usage=0.0,
-            num_blocks=0,
-            max_concurrency=0.0,
-        )
+        """The metrics of an engine that has ended: totals stay, and nothing waits, runs, or has blocks any more."""
+        zeros: dict[str, Any] = dict.fromkeys(MOMENTARY, 0)
+        return replace(self, **zeros)

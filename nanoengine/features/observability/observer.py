@@ -1,4 +1,4 @@
-"""Observer: counts what happens in an engine, in one place, and tells it."""
+"""Observer: all counters of an engine, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ TIMES = "observability.times"
 """The `SequenceTimes` of a sequence, in `Sequence.state`."""
 
 Sources = Mapping[str, Callable[[], Any]]
-"""What other capabilities know, by name: "speculation" and "offload" (their statistics), and "fetching": a collection of the
-sequences that wait for files.
+"""Functions of other capabilities, by name: "speculation" and "offload" return their statistics, "fetching" the sequences that
+wait for files.
 """
 
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """When things happened to one sequence, in seconds of the observer's clock, and how many of its tokens were counted."""
+    """Times of the events of one sequence, in seconds of the observer's clock, and the number of its counted tokens."""
 
-    num_counted: int = 0  # tokens of the sequence, its prompt included
+    num_counted: int = 0  # tokens, the prompt included
     started: float | None = None  # the first time
     first_token: float | None = None
     last_token: float | None = None
 
 
 class Observer(PolicyPart):
-    """Everything that observes one engine.
+    """The observer of one engine.
 
     Args:
         max_model_len: longest sequence in tokens.
-        blocks_of_longest: blocks that a sequence of that length has at once.
-        enable_prefix_caching: whether sequences look for prefixes of others.
-        sources: see `Sources`; read whenever a snapshot is taken.
+        blocks_of_longest: blocks of a sequence of that length.
+        enable_prefix_caching: whether sequences look up cached prefixes.
+        sources: see `Sources`; called for each snapshot.
         clock: seconds; that of `Request.arrival_time`.
 
     Attributes:
@@ -71,14 +71,14 @@ class Observer(PolicyPart):
         self.enable_prefix_caching, self.clock = enable_prefix_caching, clock
         self.sources: Sources = {} if sources is None else sources
         self.events = KVEventPublisher()
-        self.steps, self.cache, self.times = EngineStats(), CacheStats(), RequestTimes(max_model_len)
+        self.steps, self.cache, self.times = EngineStats(), CacheStats(), RequestTimes.new(max_model_len)
         self.finished_by_reason: Counter[FinishReason] = Counter()
         self.num_requests = 0
         self._starts: dict[int, float] = {}  # of the steps in flight, by their numbers
         self._last_end = float("-inf")
-        self._last_step = (0, 0)  # prompt tokens and generated tokens of the last step, which are not in `times` yet
+        self._last_step = (0, 0)  # prompt tokens and generated tokens of the last step, not in `times` yet
 
-    # ---- as a part of plans
+    # ---- PolicyPart
 
     def complete(self, step: Step) -> None:
         """A step begins."""
@@ -93,8 +93,6 @@ class Observer(PolicyPart):
                 self.cache.record(len(seq.token_ids), num_cached, resumed=times.started is not None)
             if times.started is None:
                 times.started = now
-
-    # ---- as a listener
 
     def submitted(self, request: Request) -> None:
         if request.arrival_time is None:
@@ -111,8 +109,8 @@ class Observer(PolicyPart):
             return
         self._flush()
         chunks = {seq: run.num_new for seq, run in zip(step.runs, step.plan.runs, strict=True) if not run.drafts}
-        num_generated = num_of_prompts = 0  # new tokens, and those of them that chunks have sampled
-        gaps: Counter[float] = Counter()  # by when the token before came: mostly in the step before, for all
+        num_generated = num_of_prompts = 0  # new tokens; those sampled by chunks of prompts
+        gaps: Counter[float] = Counter()  # by the time of the token before: mostly that of the last step
         for seq in seqs:
             times: SequenceTimes = seq.state[TIMES]
             num_tokens, last = len(seq.token_ids), times.last_token
@@ -144,7 +142,7 @@ class Observer(PolicyPart):
             request.metrics = RequestMetrics(ttft=now - request.arrival_time)
 
     def _flush(self) -> None:
-        """Count the last step: all its texts are made."""
+        """Count the last step, whose texts are complete."""
         num_prompt, num_generated = self._last_step
         self.times.num_generated_tokens += num_generated
         if num_prompt or num_generated:
@@ -167,35 +165,35 @@ class Observer(PolicyPart):
                 self._count_end(seq, times, self.clock())
         if request.finished:
             request.metrics = _metrics_of_finished(request)
-            if all(own.finish_reason != "abort" for own in request.sequences):
+            if all(each.finish_reason != "abort" for each in request.sequences):
                 self.times.num_completions.observe(request.params.n)
                 self.times.longest_generated.observe(_longest(request))
 
     def _count_end(self, seq: Sequence, times: SequenceTimes, now: float) -> None:
-        """A completion has ended. Events that an error prevented count as happening now: no time is negative or missing."""
-        own, arrival = self.times, seq.request.arrival_time
+        """Count an ended completion. Events that an error prevented count as happening now: no time is negative or missing."""
+        histograms, arrival = self.times, seq.request.arrival_time
         assert arrival is not None
         start = now if times.started is None else times.started
         first = now if times.first_token is None else times.first_token
         last = now if times.last_token is None else times.last_token
         num_prompt, num_generated = seq.num_prompt_tokens, len(seq.token_ids) - seq.num_prompt_tokens
-        own.latency.observe(now - arrival)
-        own.queue_time.observe(start - arrival)
-        own.prefill_time.observe(first - start)
-        own.decode_time.observe(last - first)
-        own.inference_time.observe(last - start)
-        own.time_per_token.observe((last - first) / (num_generated - 1) if num_generated > 1 else 0.0)
-        own.prompt_length.observe(num_prompt)
-        own.computed_prompt_length.observe(num_prompt - (seq.num_cached_tokens or 0))
-        own.generated_length.observe(num_generated)
-        asked = seq.params.max_tokens
-        own.max_tokens.observe(seq.max_num_tokens - num_prompt if asked is None else asked)
-        own.num_preemptions.observe(seq.num_preemptions)
+        histograms.latency.observe(now - arrival)
+        histograms.queue_time.observe(start - arrival)
+        histograms.prefill_time.observe(first - start)
+        histograms.decode_time.observe(last - first)
+        histograms.inference_time.observe(last - start)
+        histograms.time_per_token.observe((last - first) / (num_generated - 1) if num_generated > 1 else 0.0)
+        histograms.prompt_length.observe(num_prompt)
+        histograms.computed_prompt_length.observe(num_prompt - (seq.num_cached_tokens or 0))
+        histograms.generated_length.observe(num_generated)
+        most = seq.params.max_tokens
+        histograms.max_tokens.observe(seq.max_num_tokens - num_prompt if most is None else most)
+        histograms.num_preemptions.observe(seq.num_preemptions)
 
-    # ---- what it tells
+    # ---- snapshots
 
     def snapshot(self, engine: LLMEngine) -> EngineMetrics:
-        """All counters now, copied. Called between two steps, in the engine's thread."""
+        """A copy of all counters. Called between two steps, in the engine's thread."""
         scheduler, blocks = engine.scheduler, engine.scheduler.blocks
         self._flush()
         self.cache.num_evicted_blocks = self.events.num_evicted
@@ -221,16 +219,16 @@ class Observer(PolicyPart):
         )
 
     def snapshots(self, engine: LLMEngine, *, summed: bool = False) -> dict[str, EngineMetrics]:
-        """The same by engine: here is one. `summed`: all of them together."""
+        """Snapshots by the names of engines: here is one engine, "0". `summed`: their sum, "all"."""
         return {"all" if summed else "0": self.snapshot(engine)}
 
     def fetching(self) -> Collection[Sequence]:
         """Waiting sequences whose K/V are read from files."""
-        found: Collection[Sequence] = self.sources.get("fetching", tuple)()
-        return found
+        sequences: Collection[Sequence] = self.sources.get("fetching", tuple)()
+        return sequences
 
     def progress(self, engine: LLMEngine, before: EngineStats) -> str:
-        """What the engine does now, and its rates since `before`, for a progress bar."""
+        """The state of the engine, and its rates since `before`, for a progress bar."""
         stats, scheduler = self.steps.since(before), engine.scheduler
         return (
             f"prefill {stats.prefill_rate:.0f} tok/s, decode {stats.decode_rate:.0f} tok/s, "
@@ -239,13 +237,13 @@ class Observer(PolicyPart):
 
 
 def _metrics_of_finished(request: Request) -> RequestMetrics:
-    """Of a request all of whose completions have ended."""
+    """The metrics of a request whose completions have all ended."""
     num_preemptions = sum(seq.num_preemptions for seq in request.sequences)
     times = [seq.state[TIMES] for seq in request.sequences]
-    starts = [own.first_token for own in times if own.first_token is not None]
+    starts = [each.first_token for each in times if each.first_token is not None]
     if not starts or request.arrival_time is None:
         return RequestMetrics(num_preemptions=num_preemptions)
-    first, last = min(starts), max(own.last_token for own in times if own.last_token is not None)
+    first, last = min(starts), max(each.last_token for each in times if each.last_token is not None)
     longest = _longest(request)
     return RequestMetrics(
         ttft=first - request.arrival_time,
@@ -256,10 +254,10 @@ def _metrics_of_finished(request: Request) -> RequestMetrics:
 
 
 def _longest(request: Request) -> int:
-    """Tokens of its longest completion."""
+    """Tokens of the longest completion of a request."""
     return max(len(seq.token_ids) - seq.num_prompt_tokens for seq in request.sequences)
 
 
 def kv_usage(blocks: BlockManager) -> float:
-    """Share of the KV pool that sequences hold, 0 to 1."""
+    """Used part of the KV pool, 0 to 1."""
     return 1 - blocks.num_free / blocks.num_blocks

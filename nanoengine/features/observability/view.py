@@ -1,7 +1,7 @@
-"""EngineView: a picture of an engine at one moment: which sequences run with which blocks, and what the blocks of the pool hold.
+"""EngineView: a view of an engine at one moment: its sequences, their blocks, and the state of the blocks of the pool.
 
 Plain data for any encoder. It has lengths and ids, and no prompt, text or token. Its size is bounded by the constants below. The
-time to make it grows with the pool only by a look at each free block.
+time to make it is linear in the free blocks of the pool.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ import numpy as np
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.counts import Counts
 from nanoengine.features.observability.observer import Observer
+from nanoengine.features.statistics import Statistics
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
 """Most sequences of each kind in a view: the first in order."""
 
 MAX_CELLS = 2048
-"""Most blocks in the map: the first of the pool. Empty blocks are handed out in their order."""
+"""Most blocks in the map: the first of the pool. Empty blocks are allocated in their order."""
 
 MAX_TABLE_ENTRIES = 8192
-"""Most blocks of all sequences of a view together; each may name an equal share of so many."""
+"""Most blocks of all sequences of a view; each sequence may name an equal part of them."""
 
 State = Literal["prefill", "decode", "waiting", "preempted", "fetching"]
-"""A sequence computes its prompt, or generates; or it waits: it has not begun, was preempted, or its K/V are read from files."""
+"""A sequence computes its prompt, or generates; or it waits: it has not started, was preempted, or its K/V are read from files.
+"""
 
 FREE, CACHED, OPEN, FULL, SHARED = ".cofs"
-"""A block in the map: empty; of no sequence, but with K/V that can be hit; of one sequence, and cannot be hit (it is being
-filled); of one sequence, and can be hit; of several.
+"""A block in the map: empty; cached, without a sequence; of one sequence, and not cached (it is being filled); of one
+sequence, and cached; of several sequences.
 """
 
 _CELL_OF = np.frombuffer((FREE + CACHED + OPEN + FULL + SHARED + SHARED).encode(), np.uint8)
-"""The cell of a block, by twice its references (at most two of them count), and one more if it can be hit."""
+"""The cell of a block, by twice the number of its references (at most 2), plus 1 if it is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +51,38 @@ class SequenceView:
     state: State
     num_prompt: int
     num_output: int
-    num_cached: int | None  # of the prompt, found in the cache when it was first admitted; None before that
-    blocks: list[int]  # the first of those that it has, in all KV groups
+    num_cached: int | None  # prefix hit of the prompt when it was first admitted; None before that
+    blocks: list[int]  # its first blocks, in all KV groups
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The pool of KV blocks: ids begin with 1, and `cells` with that block."""
+    """The pool of KV blocks: ids begin with 1, and `cells` with block 1."""
 
     num_blocks: int
     block_size: int  # tokens
     num_free: int  # empty
-    num_cached: int  # of no sequence, but with K/V that can be hit
-    num_used: int  # the others
-    cells: str  # one of these five for each of the first blocks; empty ones at its end are left out
+    num_cached: int  # cached, without a sequence
+    num_used: int  # of sequences
+    cells: str  # FREE to SHARED for each of the first blocks; free ones at the end are left out
 
 
 @dataclass(frozen=True, slots=True)
-class Totals(Counts):
-    """Counts over the engine's life; rates come from two views."""
+class Totals(Statistics):
+    """Totals over the engine's life; rates follow from two views."""
 
     prefill_tokens: int
     decode_tokens: int
-    num_queried_tokens: int  # looked up in the prefix cache, and found
-    num_hit_tokens: int
+    num_queried_tokens: int  # looked up in the prefix cache
+    num_hit_tokens: int  # of them
     num_preemptions: int
-    num_drafts: int | None  # verified, and accepted; None without speculation
-    num_accepted: int | None
+    num_drafts: int | None  # verified; None without speculation
+    num_accepted: int | None  # of them
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """An engine between two steps. `sequences` are the first in order of each kind; the counts are of all."""
+    """The view of an engine between two steps. `sequences` are the first of each kind; the counts are of all."""
 
     time: float  # seconds of the engine's clock
     num_running: int
@@ -93,7 +94,7 @@ class EngineView:
 
 
 def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
-    """A picture of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
+    """The view of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
     scheduler, fetching = engine.scheduler, observer.fetching()
     shown = [
         *islice(scheduler.running, MAX_RUNNING),
@@ -113,7 +114,7 @@ def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
 
 
 def _sequence(seq: Sequence, fetching: Container[Sequence], most_blocks: int) -> SequenceView:
-    blocks: list[int] = []  # that it still sees; those of several groups one after the other
+    blocks: list[int] = []  # inside of the visible range; those of several groups one after the other
     for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
         blocks += table[first : first + most_blocks // len(seq.block_tables)]
     return SequenceView(
@@ -141,14 +142,14 @@ def _pool(blocks: BlockManager) -> PoolView:
     num_cached = sum(blocks.contents[block] is not None for block in blocks.free_blocks)
     references = np.array(blocks.ref_counts[1 : MAX_CELLS + 1])
     contents = blocks.contents[1 : MAX_CELLS + 1]
-    can_be_hit = np.frombuffer(bytes(map(is_not, contents, repeat(None))), np.uint8)
+    is_cached = np.frombuffer(bytes(map(is_not, contents, repeat(None))), np.uint8)
     return PoolView(
         num_blocks=blocks.num_blocks,
         block_size=blocks.block_size,
         num_free=blocks.num_free - num_cached,
         num_cached=num_cached,
         num_used=blocks.num_blocks - blocks.num_free,
-        cells=_CELL_OF[2 * np.minimum(references, 2) + can_be_hit].tobytes().decode().rstrip(FREE),
+        cells=_CELL_OF[2 * np.minimum(references, 2) + is_cached].tobytes().decode().rstrip(FREE),
     )
 
 

@@ -1,21 +1,17 @@
-"""Embeddings of prompts as a capability of the engine."""
+"""Embeddings of prompts, as a capability of the engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
-from nanoengine.features.pooling.files import of_folder, of_gguf
+from nanoengine.core.startup import Startup
+from nanoengine.features.pooling.files import defaults_of_folder, defaults_of_gguf
 from nanoengine.features.pooling.options import PoolingOptions
 from nanoengine.features.pooling.pooler import Pooler
 from nanoengine.features.pooling.runner_part import PoolingPart
 
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
-
 
 class Pooling(Capability):
-    """An embedding is asked for with `PoolingParams`."""
+    """Embeddings, for requests with `PoolingParams`."""
 
     options = PoolingOptions
 
@@ -23,7 +19,7 @@ class Pooling(Capability):
         startup.runner.parts.append(PoolingPart())
 
     def policy(self, startup: Startup) -> None:
-        own, path = startup.config.of(PoolingOptions), startup.path
-        made = of_folder(path) if path.is_dir() else of_gguf(startup.metadata)
-        made = made._replace(pooling=own.pooling or made.pooling)
-        startup.parts.append(Pooler(made, startup.model_config.hidden_size))
+        options, path = startup.config.of(PoolingOptions), startup.path
+        defaults = defaults_of_folder(path) if path.is_dir() else defaults_of_gguf(startup.metadata)
+        defaults = defaults._replace(pooling=options.pooling or defaults.pooling)
+        startup.parts.append(Pooler(defaults, startup.model_config.hidden_size))

@@ -1,4 +1,4 @@
-"""What a model's files say of how its embeddings are made.
+"""PoolingDefaults: the pooling and normalization in the files of a model.
 
 A folder for sentence-transformers has a modules.json, which lists folders of steps behind the model: one that pools, and perhaps
 one that normalizes (https://sbert.net/docs/package_reference/sentence_transformer/models.html). A GGUF file has a number
@@ -16,28 +16,28 @@ from nanoengine.core.errors import UnsupportedModel, shown
 from nanoengine.core.model_config import read_file
 
 MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "lasttoken": "last", "mean": "mean"}
-"""Flags, as older versions write them; and values of `pooling_mode`, as newer ones do."""
+"""Flags of older versions, and values of `pooling_mode` of newer ones."""
 
-NUMBERS = {"0": "last", "1": "mean", "3": "last"}  # 0: none, the file is of a model that writes
+NUMBERS = {"0": "last", "1": "mean", "3": "last"}  # 0: none, the file of a generative model
 STEPS = ("Transformer", "Pooling", "Normalize")
 MAX_BYTES = 1 << 20
 
 
-class Made(NamedTuple):
-    """How a model's embeddings are made. `pooling` is None if it is in a way that is not supported."""
+class PoolingDefaults(NamedTuple):
+    """How the embeddings of a model are made. `pooling` is None for an unsupported kind."""
 
     pooling: str | None = "last"
     normalize: bool = True
 
 
-def of_folder(folder: Path) -> Made:
-    """As its modules.json says.
+def defaults_of_folder(folder: Path) -> PoolingDefaults:
+    """The defaults in its modules.json.
 
     Raises:
-        UnsupportedModel: a file that is no such list or table.
+        UnsupportedModel: a file without such a list or table.
     """
     if not (folder / "modules.json").is_file():
-        return Made()
+        return PoolingDefaults()
     steps = _read(folder / "modules.json", list)
     if not all(isinstance(step, dict) and isinstance(step.get("type"), str) for step in steps):
         raise UnsupportedModel(f"{folder / 'modules.json'} must hold a list of tables that have a type")
@@ -47,14 +47,14 @@ def of_folder(folder: Path) -> Made:
     if len(paths) == 1 and set(kinds) <= set(STEPS):
         table = _read(folder / paths[0] / "config.json", dict)
         flags = [name for name, value in table.items() if name.startswith("pooling_mode_") and value]
-        modes = [str(said)] if (said := table.get("pooling_mode")) else flags
+        modes = [str(mode)] if (mode := table.get("pooling_mode")) else flags
         pooling = MODES.get(modes[0]) if len(modes) == 1 else None
-    return Made(pooling, "Normalize" in kinds)
+    return PoolingDefaults(pooling, "Normalize" in kinds)
 
 
-def of_gguf(metadata: Mapping[str, Any]) -> Made:
-    """As the metadata of a GGUF file say."""
-    return Made(NUMBERS.get(str(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0))))
+def defaults_of_gguf(metadata: Mapping[str, Any]) -> PoolingDefaults:
+    """The defaults in the metadata of a GGUF file."""
+    return PoolingDefaults(NUMBERS.get(str(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0))))
 
 
 def _read(path: Path, kind: type) -> Any:

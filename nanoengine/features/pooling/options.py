@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check, option
+from nanoengine.core.options import option
 from nanoengine.features.pooling.params import POOLINGS
+from nanoengine.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingOptions:
+class PoolingOptions(Options):
     """Options of embeddings; all are keyword arguments of `LLM`.
 
     Args:
-        pooling: "last" or "mean": of which tokens the embedding of a prompt is made. None: what the model's files say, or the
-            last token, where they say nothing.
+        pooling: tokens of the embedding of a prompt: "last" or "mean". None: the default of the model's files, or "last".
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
     pooling: str | None = option(None, choices=POOLINGS)
-
-    def __post_init__(self) -> None:
-        check(self)

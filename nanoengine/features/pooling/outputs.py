@@ -1,4 +1,4 @@
-"""EmbeddingOutput: what comes back of a prompt that was embedded."""
+"""EmbeddingOutput: the result of an embedding request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoengine.features import EMBEDDING
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingOutput:
-    """The embedding of one prompt, and how much of the prompt came from the prefix cache."""
+    """The embedding of one prompt, and the length of its prefix hit in tokens."""
 
     request_id: str
     prompt: str | None
@@ -28,7 +28,7 @@ class EmbeddingOutput:
 
     @staticmethod
     def of(request: Request) -> EmbeddingOutput:
-        """Of a request that has ended without an error."""
+        """The output of a request that has ended without an error."""
         seq = request.sequences[0]
         cached = seq.num_cached_tokens or 0
         return EmbeddingOutput(

@@ -1,4 +1,4 @@
-"""PoolingParams: what a request wants that asks for an embedding of its prompt, and for no text."""
+"""PoolingParams: the parameters of an embedding request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ POOLINGS = ("last", "mean")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams(CoreSamplingParams):
-    """How the hidden states of a prompt become one vector. To the scheduler it is a request for one token, which is dropped.
+    """How the hidden states of a prompt become one vector. For the scheduler it is a request for one token, which is dropped.
 
     Args:
-        pooling: "last": what the last layer says of the last token; "mean": the mean of what it says of all of them. None: what
-            the model was made for (files.py).
-        normalize: divide the vector by its length. None: what the model was made for.
-        dimensions: keep so many numbers from the first on, before the length is taken. None: all.
+        pooling: "last": the hidden state of the last token; "mean": the mean of the hidden states of all tokens. None: the
+            default of the model (files.py).
+        normalize: divide the vector by its length. None: the default of the model.
+        dimensions: cut the vector to so many numbers, before it is normalized. None: all.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
@@ -29,14 +29,14 @@ class PoolingParams(CoreSamplingParams):
     pooling: str | None = option(None, choices=POOLINGS)
     normalize: bool | None = None
     dimensions: int | None = option(None)
-    # What a caller may not change:
+    # Fixed values:
     n: int = field(default=1, init=False)
     temperature: float = field(default=0.0, init=False)
     max_tokens: int | None = field(default=1, init=False)
     ignore_eos: bool = field(default=True, init=False)
 
     def of_model(self, pooling: str | None, normalize: bool, hidden_size: int) -> PoolingParams:
-        """These parameters with what a model was made for in place of None; `pooling` is None if it was made for another.
+        """These parameters with the defaults of a model instead of None. `pooling`: None if the model needs an unsupported kind.
 
         Raises:
             InvalidSamplingParams: more dimensions than the model has, or no way to pool.
@@ -46,10 +46,10 @@ class PoolingParams(CoreSamplingParams):
                 "dimensions",
                 f" is {self.dimensions}, but the embeddings of this model have {hidden_size}: ask for fewer",
             )
-        found = self.pooling or pooling
-        if found is None:
+        if (kind := self.pooling or pooling) is None:
             raise InvalidSamplingParams(
                 f"the model's own files ask for a pooling that is not supported: set pooling to {' or '.join(POOLINGS)}"
             )
-        own = normalize if self.normalize is None else self.normalize
-        return dataclasses.replace(self, pooling=found, normalize=own, dimensions=self.dimensions or hidden_size)
+        is_normalized = normalize if self.normalize is None else self.normalize
+        dimensions = self.dimensions or hidden_size
+        return dataclasses.replace(self, pooling=kind, normalize=is_normalized, dimensions=dimensions)

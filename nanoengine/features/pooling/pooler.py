@@ -1,4 +1,4 @@
-"""Pooler: the policy's part of embeddings. It says which steps are looked at, and makes vectors of what the runner has pooled."""
+"""Pooler: the policy's part of embeddings. It orders the pooling of runs, and makes vectors of the pooled hidden states."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features import EMBEDDING
-from nanoengine.features.pooling.files import Made
+from nanoengine.features.pooling.files import PoolingDefaults
 from nanoengine.features.pooling.params import PoolingParams
 
-WANTED = "pooled runs"
-"""In `StepPlan.extras`: place of a run in `runs` -> `RowSampling`, of those whose prompts are pooled."""
+POOLED_RUNS = "pooled runs"
+"""In `StepPlan.extras`: index of a run in `runs` -> `RowSampling`, for runs of embedding requests."""
 
 POOLED = "pooled"
-"""In `StepResult.extras`: [(place of a run in `runs`, what was pooled of its row: [hidden_size] float64)]."""
+"""In `StepResult.extras`: [(index of a run in `runs`, pooled hidden state of its row: [hidden_size] float64)]."""
 
 LEAST_LENGTH = 1e-12
-"""A shorter vector is divided by this much."""
+"""A shorter vector is divided by this length."""
 
 
 class Pooler(PolicyPart):
-    """Fills in the embedding of each request with `PoolingParams`.
+    """Sets the embedding of each request with `PoolingParams`.
 
     Args:
-        made: how the model's embeddings are made.
-        hidden_size: their dimensions.
+        defaults: of the model.
+        hidden_size: of the model.
     """
 
-    def __init__(self, made: Made, hidden_size: int):
-        self.default, self.hidden_size = made, hidden_size
+    def __init__(self, defaults: PoolingDefaults, hidden_size: int):
+        self.defaults, self.hidden_size = defaults, hidden_size
         self.is_idle, self._num_running = True, 0
 
     def made(self, request: Request) -> None:
         if isinstance(request.params, PoolingParams):
-            request.params = request.params.of_model(*self.default, self.hidden_size)
+            request.params = request.params.of_model(*self.defaults, self.hidden_size)
 
     def submitted(self, request: Request) -> None:
         params = request.params
@@ -46,19 +46,19 @@ class Pooler(PolicyPart):
             return
         self.is_idle, self._num_running = False, self._num_running + 1
         if params.pooling == "mean":
-            request.sequences[0].reads_cache = False  # the mean is of all tokens: all are computed
+            request.sequences[0].reads_cache = False  # all tokens are computed, for the mean
 
     def complete(self, step: Step) -> None:
-        wanted = {place: seq.sampling for place, seq in enumerate(step.runs) if isinstance(seq.params, PoolingParams)}
-        if wanted:
-            step.plan.extras[WANTED] = wanted
+        pooled = {index: seq.sampling for index, seq in enumerate(step.runs) if isinstance(seq.params, PoolingParams)}
+        if pooled:
+            step.plan.extras[POOLED_RUNS] = pooled
             step.plan.needs_hidden = True
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if step.is_dropped or isinstance(result, BaseException):
             return
-        for place, pooled in result.extras.get(POOLED, ()):
-            seq = step.runs[place]
+        for index, pooled in result.extras.get(POOLED, ()):
+            seq = step.runs[index]
             assert isinstance(seq.params, PoolingParams)
             seq.state[EMBEDDING] = vector(pooled, seq.params)
 
@@ -71,8 +71,10 @@ class Pooler(PolicyPart):
 
 
 def vector(pooled: np.ndarray[Any, Any], params: PoolingParams) -> np.ndarray[Any, Any]:
-    """Cut, and then of length 1 if that is wanted. Sums are in float64, and in numpy's own order: no library decides it."""
-    own = pooled[: params.dimensions]
+    """The embedding: cut to `dimensions`, and normalized. The sum is in float64 and in numpy's order: no BLAS library changes
+    it.
+    """
+    cut = pooled[: params.dimensions]
     if params.normalize:
-        own = own / max(float(np.sqrt(np.sum(own * own))), LEAST_LENGTH)
-    return own.astype(np.float32)
+        cut = cut / max(float(np.sqrt(np.sum(cut * cut))), LEAST_LENGTH)
+    return cut.astype(np.float32)

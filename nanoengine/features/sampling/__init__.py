@@ -1,1 +1,1 @@
-"""More ways to choose tokens than the core's: penalties, bias, allowed tokens, masks; and log probabilities."""
+"""Sampling beyond the core: penalties, bias, allowed tokens, masks, stop strings, log probabilities, thinking budgets."""

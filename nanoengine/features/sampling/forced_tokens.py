@@ -1,4 +1,4 @@
-"""The runner's part of thinking: tokens that are forced, and answers that are sampled otherwise than their thoughts."""
+"""The runner's part of thinking: forced tokens, and the change of parameters where an answer begins."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from nanoengine.features.sampling.thinking import ENDS_OF_THOUGHTS, ThoughtsEnd
 
 
 class ForcedTokens(LogitsProcessor):
-    """-inf for all tokens of a row but one."""
+    """Forces a token of a row: the logits of all others become -inf."""
 
     def __init__(self) -> None:
-        self.pieces: dict[int, int] = {}  # row -> its token
-
-    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
+        self.pieces: dict[int, int] = {}  # row -> token
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         for number in numbers.tolist():
@@ -28,9 +25,6 @@ class ForcedTokens(LogitsProcessor):
             logit = logits[number, token].clone()
             logits[number].fill_(-float("inf"))
             logits[number, token] = logit
-
-    def observe(self, *args: Any) -> None:
-        return None
 
 
 class ThinkingRunner(RunnerPart):
@@ -42,7 +36,7 @@ class ThinkingRunner(RunnerPart):
         runner.parts.append(self)
 
     def begin(self, plan: StepPlan) -> None:
-        told: ThoughtsEnd | None = plan.extras.get(ENDS_OF_THOUGHTS)
-        self.processor.pieces = {} if told is None else told.forced
-        if told is not None and told.answers:
-            self.sampler.apply(StepPlan(started=told.answers))
+        orders: ThoughtsEnd | None = plan.extras.get(ENDS_OF_THOUGHTS)
+        self.processor.pieces = {} if orders is None else orders.forced
+        if orders is not None and orders.answers:
+            self.sampler.apply(StepPlan(started=orders.answers))

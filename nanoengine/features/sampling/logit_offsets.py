@@ -1,4 +1,4 @@
-"""Numbers that are added to single logits: logit_bias, and -inf for what would end a sequence before min_tokens."""
+"""LogitOffsets: numbers that are added to logits: logit_bias, and -inf for tokens that would end a sequence before min_tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.features.sampling.row_processor import RowProcessor, asking
+from nanoengine.features.sampling.row_processor import RowProcessor, with_params
 
 
 class Offsets(NamedTuple):
-    """The numbers that are added to logits of a row."""
+    """Offsets of the logits of a row."""
 
     tokens: np.ndarray  # [n] int64
     values: np.ndarray  # [n] float32
 
 
 class LogitOffsets(RowProcessor[Offsets]):
-    """Adds the offsets that a subclass puts. They depend on positions only: nothing of the samples is kept."""
+    """Adds the offsets of rows to logits. They depend on positions alone."""
 
     def pack(self, numbers: np.ndarray, pieces: list[Offsets]) -> Sequence[np.ndarray]:
         """Sample, token and value of each offset."""
@@ -39,21 +39,21 @@ class LogitBias(LogitOffsets):
     forbids = False
 
     def start(self, started: Sequence[Started]) -> None:
-        for start, params in asking(started):
+        for start, params in with_params(started):
             if params.logit_bias:
                 tokens, values = zip(*params.logit_bias, strict=True)
                 self.put(start.row, Offsets(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float32)))
 
 
 class MinTokensBan(LogitOffsets):
-    """-inf for all that ends the sequence, as long as its output is shorter than params.min_tokens."""
+    """-inf for tokens that end the sequence, while its output is shorter than params.min_tokens."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: Device):
         super().__init__(num_rows, device)
         self.vocab_size = vocab_size  # an end of text that is not below it is never sampled anyway
 
     def start(self, started: Sequence[Started]) -> None:
-        for start, params in asking(started):
+        for start, params in with_params(started):
             stops = [token for token in start.sampling.stop_token_ids if token < self.vocab_size]
             if params.min_tokens and stops:
                 values = np.full(len(stops), -np.inf, dtype=np.float32)

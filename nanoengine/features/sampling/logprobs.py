@@ -1,4 +1,6 @@
-"""Log probabilities in the model's own distribution: of the tokens at some positions, and of the likeliest ones there."""
+"""Log probabilities in the distribution of the model, before any processor: of tokens, and of the likeliest ones at their
+positions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 from nanoengine.core.messages import Started, StepResult
 from nanoengine.core.sampler import Sampler
 from nanoengine.features.sampling.collector import LOGPROBS
-from nanoengine.features.sampling.row_processor import RowProcessor, asking, row_slices
+from nanoengine.features.sampling.row_processor import RowProcessor, row_slices, with_params
 from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 
 
@@ -21,22 +23,22 @@ from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 class LogprobColumns:
     """Log probabilities at n positions, on their way to the host."""
 
-    own: Tensor  # [n] float32, of the tokens that stand there
-    ranks: Tensor  # [n] int64: how many tokens are likelier, and one
+    logprobs: Tensor  # [n] float32, of the tokens at these positions
+    ranks: Tensor  # [n] int64: 1 + the number of likelier tokens
     top: Tensor  # [n, most] float32, likeliest first
     top_ids: Tensor  # [n, most] int64
 
     def entries(self, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-        """One for each position, once they have reached the host.
+        """The entry of each position, once the columns have reached the host.
 
         Args:
-            token_ids: the tokens that stand there.
-            counts: how many of the likeliest ones are wanted.
+            token_ids: the tokens at the positions.
+            counts: for each position, the number of likeliest tokens.
         """
-        columns = self.own.tolist(), self.ranks.tolist(), self.top_ids.numpy(), self.top.numpy()
-        return [  # copies: one that is kept for long must not hold the memory of all
-            TokenLogprobs(token, own, rank, top_ids[:count].copy(), top[:count].copy())
-            for token, count, own, rank, top_ids, top in zip(token_ids, counts, *columns, strict=True)
+        columns = self.logprobs.tolist(), self.ranks.tolist(), self.top_ids.numpy(), self.top.numpy()
+        return [  # copies: an entry that lives long must not hold the memory of all
+            TokenLogprobs(token, logprob, rank, top_ids[:count].copy(), top[:count].copy())
+            for token, count, logprob, rank, top_ids, top in zip(token_ids, counts, *columns, strict=True)
         ]
 
 
@@ -44,27 +46,27 @@ def compute_logprobs(logits_of: Callable[[slice], Tensor], token_ids: Tensor, mo
     """Log probabilities in softmax(logits), computed for a bounded number of positions at a time.
 
     Args:
-        logits_of: [m, vocab_size] float32 logits of m of the positions.
-        token_ids: [n] int64, the tokens that stand there; negative where there is none, and what comes of it is of no use.
-        most: how many of the likeliest tokens; all, if there are no more.
+        logits_of: returns the logits of m of the positions, [m, vocab_size] float32.
+        token_ids: [n] int64, the tokens at the positions; for a negative one the result is undefined.
+        most: the number of likeliest tokens, or the vocabulary if that is less.
     """
     parts = []
     for part in row_slices(len(token_ids)):
         logits = logits_of(part)
-        own_ids = token_ids[part, None].clamp(min=0)
-        ranks = (logits > logits.gather(-1, own_ids)).sum(-1) + 1
+        ids = token_ids[part, None].clamp(min=0)
+        ranks = (logits > logits.gather(-1, ids)).sum(-1) + 1
         logprobs = logits.log_softmax(dim=-1)
         top, top_ids = logprobs.topk(min(most, logits.shape[-1]))
-        parts.append((logprobs.gather(-1, own_ids)[:, 0], ranks, top, top_ids))
+        parts.append((logprobs.gather(-1, ids)[:, 0], ranks, top, top_ids))
     return LogprobColumns(*(torch.cat(column).to("cpu", non_blocking=True) for column in zip(*parts, strict=True)))
 
 
 class SampleLogprobs(RowProcessor[int]):
-    """Reports the log probabilities of samples whose rows ask for them. It changes no logits, and must be the first processor: it
-    takes a copy of them where another may change them.
+    """Reports the log probabilities of samples. It changes no logits, and must be the first processor: it copies the logits where
+    another processor may change them.
 
     Args:
-        sampler: whose processors these are.
+        sampler: the sampler of this processor.
     """
 
     forbids = False
@@ -75,7 +77,7 @@ class SampleLogprobs(RowProcessor[int]):
         self._raw: Tensor | None = None
 
     def start(self, started: Sequence[Started]) -> None:
-        for start, params in asking(started):
+        for start, params in with_params(started):
             if params.num_logprobs is not None:
                 self.put(start.row, params.num_logprobs)
 
@@ -84,7 +86,7 @@ class SampleLogprobs(RowProcessor[int]):
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         [samples] = self.send(numbers, rows)
-        others_change = any(own.pieces for own in self.sampler.processors if own is not self)
+        others_change = any(other.pieces for other in self.sampler.processors if other is not self)
         self._raw = logits.index_select(0, samples) if others_change else None
 
     def observe(
@@ -100,8 +102,8 @@ class SampleLogprobs(RowProcessor[int]):
         columns = compute_logprobs(logits_of, tokens.index_select(0, samples), max(counts))
 
         def read(result: StepResult) -> None:
-            own = [result.token_ids[number] for number in numbers.tolist()]
-            entries = zip(numbers.tolist(), columns.entries(own, counts), strict=True)
+            token_ids = [result.token_ids[number] for number in numbers.tolist()]
+            entries = zip(numbers.tolist(), columns.entries(token_ids, counts), strict=True)
             result.extras[LOGPROBS] = {number: entry for number, entry in entries if entry.token >= 0}
 
         return read

@@ -1,4 +1,4 @@
-"""SamplingParams of the package: the core's, and what this folder adds to them."""
+"""SamplingParams: the parameters of the core and those of this folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from nanoengine.core.sampling_params import (
     token_ids,
 )
 from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
-from nanoengine.thought import Thought, ThoughtReader
+from nanoengine.features.thought import Thought, ThoughtReader
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that a request can ask for, at each position."""
+"""Most likeliest tokens of a position in a request."""
 
 MAX_LOGIT_BIAS, MAX_BIAS = 1024, 100
 MAX_STOP_CHARS = 4096
-"""Of all strings of a request that end the text: each new token is compared with as many beginnings of them."""
+"""Most characters of all stop strings of a request: each new token is compared with as many beginnings of them."""
 
 LEAST_REPETITION_PENALTY = 1e-5
 """Below it a logit divided by the penalty might leave float32."""
@@ -41,9 +41,8 @@ LEAST_REPETITION_PENALTY = 1e-5
 class SamplingParams(CoreSamplingParams):
     """How to sample one request. Names and meanings follow vLLM, or transformers where vLLM has no such field.
 
-    The order is fixed: what may not be sampled (`allowed_token_ids`, the `min_tokens` ban), logit_bias,
-    repetition_penalty, frequency_penalty, presence_penalty; then temperature, top_k, top_p, min_p, of which the last three mean
-    nothing where the temperature is 0.
+    The order is fixed: masks (`allowed_token_ids`, the `min_tokens` ban), logit_bias, repetition_penalty, frequency_penalty,
+    presence_penalty; then temperature, top_k, top_p, min_p. The last three have no effect where the temperature is 0.
 
     Args, beside those of the core:
         stop: a string or strings that end the text; they are cut off from it, unless `include_stop_str_in_output`.
@@ -54,17 +53,17 @@ class SamplingParams(CoreSamplingParams):
         frequency_penalty: subtracted from the logit of a token as often as it is in the output; -2 to 2.
         repetition_penalty: the logit of every token in the prompt or the output is divided by it, or multiplied where it is
             negative; above 0 and at most 2.
-        logit_bias: {token id: what is added to its logit}; -100 to 100. Kept as pairs, by token id.
+        logit_bias: {token id: number that is added to its logit}; -100 to 100. Stored as pairs, by token id.
         allowed_token_ids: no other tokens are sampled. None: all may be.
         min_tokens: no end-of-text, stop token or stop string before this many new tokens.
-        speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
+        speculate: use drafts for this request, if the engine speculates. Its tokens are the same either way.
         best_of: make this many completions, and return the n of the highest cumulative log probability, best first. None: n.
         logprobs: return the log probability of each chosen token and of this many likeliest ones (0: the chosen only).
-            They are the model's own: before penalties, bias, temperature and filters.
-        prompt_logprobs: the same for the tokens of the prompt, but for the first, which nothing predicts.
-        structured_outputs: what the text must look like: `StructuredOutputs`, or a dict of its fields.
-        thinking_budget: most tokens of the thought in front of an answer: behind them its end is forced. Of chats alone.
-        thought: how the model marks thoughts (`Thought`), as the chat template has it. Set by `Prompt.params`.
+            They are those of the model: before penalties, bias, temperature and filters.
+        prompt_logprobs: the same for the tokens of the prompt, except for the first, which has none.
+        structured_outputs: the grammar of the text: `StructuredOutputs`, or a dict of its fields.
+        thinking_budget: most tokens of the thought before an answer: behind them its end is forced. For chats only.
+        thought: the marks of thoughts (`Thought`) in the chat template. Set by `Prompt.params`.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
@@ -115,23 +114,18 @@ class SamplingParams(CoreSamplingParams):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens the sampler reports; 0: the chosen one only, as `best_of` needs it; None: nothing."""
+        """The number of likeliest tokens that the sampler reports; 0: only the chosen one, which `best_of` needs; None:
+        nothing.
+        """
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
 
     @property
     def is_of_answer(self) -> bool:
-        """Whether something is asked that does not hold for a thought."""
-        asked = (
-            self.stop,
-            self.stop_token_ids,
-            self.min_tokens,
-            self.logit_bias,
-            self.allowed_token_ids,
-            self.structured_outputs,
-        )
-        return any(asked) or self.thinking_budget is not None
+        """Whether a parameter does not hold for a thought."""
+        of_answer = self.stop, self.stop_token_ids, self.min_tokens, self.logit_bias, self.allowed_token_ids
+        return any(of_answer) or self.structured_outputs is not None or self.thinking_budget is not None
 
-    # ---- what the core asks
+    # ---- called by the core
 
     @property
     def num_sequences(self) -> int:
@@ -177,7 +171,7 @@ class SamplingParams(CoreSamplingParams):
         )
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
-        """With `best_of` the likeliest, best first; those that failed, and those without a token, come last."""
+        """With `best_of`, the likeliest outputs, best first; failed ones and those without a token are the last."""
         if self.best_of is None:
             return outputs
         best = sorted(outputs, key=_rank)[: self.n]
@@ -195,19 +189,19 @@ def _rank(output: CompletionOutput) -> tuple[bool, float]:
 
 
 def structured(value: object) -> Any:
-    """The `StructuredOutputs` of a field, which names fields of one or is one."""
+    """The `StructuredOutputs` of a value, which is one, or a table of its fields."""
     try:
         kind = import_module("nanoengine.features.structured.params").StructuredOutputs
         is_there = find_spec("llguidance") is not None
-    except ModuleNotFoundError:  # the folder, or one that it needs, was deleted
+    except ModuleNotFoundError:  # this folder, or another that it needs, was deleted
         is_there = False
     if not is_there:
         raise InvalidSamplingParams(
-            "structured_outputs", " is given, but structured outputs are not installed: pip install llguidance"
+            "structured_outputs", " is set, but structured outputs are not installed: pip install llguidance"
         )
     if isinstance(value, kind):
         return value
-    names = [own.name for own in dataclasses.fields(kind) if own.init]
+    names = [each.name for each in dataclasses.fields(kind) if each.init]
     if not isinstance(value, Mapping) or not value.keys() <= set(names):
         raise InvalidSamplingParams(
             "structured_outputs", f" is {shown(value)}: it must have fields among {', '.join(names)}"
@@ -216,31 +210,31 @@ def structured(value: object) -> Any:
 
 
 def strings(field: str, value: object) -> tuple[str, ...]:
-    found = items(field, value)
-    for string in found:
+    values = items(field, value)
+    for string in values:
         if not isinstance(string, str) or not string:
             raise InvalidSamplingParams(
                 field, f" holds {shown(string)}: each must be a string of at least one character"
             )
-    return tuple(map(str, found))
+    return tuple(map(str, values))
 
 
 def biases(value: object) -> tuple[tuple[int, float], ...]:
-    """Pairs, in the order of their token ids: equal values are equal params."""
+    """Pairs (token id, bias), sorted by token ids, so that equal values are equal params."""
     pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else items("logit_bias", value)
-    found: dict[int, float] = {}
+    bias_of: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidSamplingParams("logit_bias", f" holds {shown(pair)}: it must be {{token id: bias}}")
         token = integer("logit_bias: token id", pair[0], 0, MAX_INT32)
-        if token in found:
+        if token in bias_of:
             raise InvalidSamplingParams("logit_bias", f" holds token id {token} twice: every token has one bias")
         bias = pair[1]
         is_number = isinstance(bias, Real) and not isinstance(bias, bool)
         if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
             must = f"it must be a number from {-MAX_BIAS} to {MAX_BIAS}"
             raise InvalidSamplingParams("logit_bias", f": bias of token {token} is {shown(bias)}: {must}")
-        found[token] = float(bias)
-    if len(found) > MAX_LOGIT_BIAS:
-        raise InvalidSamplingParams("logit_bias", f" holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can be")
-    return tuple(sorted(found.items()))
+        bias_of[token] = float(bias)
+    if len(bias_of) > MAX_LOGIT_BIAS:
+        raise InvalidSamplingParams("logit_bias", f" holds {len(bias_of)} tokens: at most {MAX_LOGIT_BIAS} can be")
+    return tuple(sorted(bias_of.items()))

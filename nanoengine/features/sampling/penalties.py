@@ -1,9 +1,9 @@
-"""Repetition, frequency and presence penalties, from counts that the device keeps: the host may not know the last tokens yet."""
+"""Repetition, frequency and presence penalties, from counts on the device: the host may not know the last tokens yet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,15 +11,17 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.features.sampling.drafted import Drafts, Verified
-from nanoengine.features.sampling.row_processor import RowProcessor, asking, row_slices
+from nanoengine.features.sampling.row_processor import RowProcessor, row_slices, with_params
+
+if TYPE_CHECKING:
+    from nanoengine.features.speculation.verification import Drafts, Verified
 
 IN_PROMPT, IN_OUTPUT = 1, 2
-"""A count is 2 for every time that a token is in the output, and 1 more if it is in the prompt."""
+"""The count of a token is 2 for each occurrence in the output, plus 1 if it is in the prompt."""
 
 
 class Penalized(NamedTuple):
-    """A row with penalties."""
+    """The penalties of a row."""
 
     row: int
     repetition: float
@@ -28,8 +30,8 @@ class Penalized(NamedTuple):
 
 
 class Penalties(RowProcessor[Penalized]):
-    """Counts take four bytes for each row and token of the vocabulary, from the first row on that asks. They never grow: memory
-    for old and new counts at once would be more than the largest steps have shown.
+    """The three penalties. Counts take four bytes for each row and token of the vocabulary, allocated with the first penalty.
+    They never grow: memory for old and new counts at once would be more than in the measured largest steps.
     """
 
     forbids = False
@@ -47,10 +49,10 @@ class Penalties(RowProcessor[Penalized]):
         return self._counts
 
     def start(self, started: Sequence[Started]) -> None:
-        begun = [(start, params) for start, params in asking(started) if params.is_penalized]
+        begun = [(start, params) for start, params in with_params(started) if params.is_penalized]
         if not begun:
             return
-        prompts, outputs = [], []  # the tokens that are there already
+        prompts, outputs = [], []  # cells of known tokens
         for start, params in begun:
             cells = np.array(start.token_ids, dtype=np.int64) + start.row * self.shape[1]
             prompts.append(cells[: start.sampling.num_prompt_tokens])
@@ -67,20 +69,20 @@ class Penalties(RowProcessor[Penalized]):
         self.counts.view(-1).index_add_(0, cells, times if are_tokens is None else times * are_tokens)
 
     def pack(self, numbers: np.ndarray, pieces: list[Penalized]) -> Sequence[np.ndarray]:
-        """For each row: its sample, its number and its penalties."""
+        """For each row: its sample [n], its number [n] and its penalties [n, 3]."""
         rows = np.array([piece.row for piece in pieces], dtype=np.int64)
         return numbers, rows, np.array([piece[1:] for piece in pieces], dtype=np.float32)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
-        samples, places, penalties = self.send(numbers, rows)
+        samples, of_rows, penalties = self.send(numbers, rows)
         for part in row_slices(len(numbers)):
             repetition, frequency, presence = penalties[part].unsqueeze(-1).unbind(1)
-            counts = self.counts.index_select(0, places[part])
+            counts = self.counts.index_select(0, of_rows[part])
             if drafts is not None:
-                tokens, stand_before = drafts.before(samples[part])
-                counts.scatter_add_(1, tokens.clamp(min=0), stand_before.to(counts.dtype) * IN_OUTPUT)
+                tokens, are_before = drafts.before(samples[part])
+                counts.scatter_add_(1, tokens.clamp(min=0), are_before.to(counts.dtype) * IN_OUTPUT)
             x = logits.index_select(0, samples[part])
-            # Arithmetic, and no choices between two results: on a CPU those take many times as long.
+            # Arithmetic instead of `torch.where`, which takes many times as long on a CPU.
             seen, times = counts.clamp(max=1).float(), (counts >> 1).float()
             penalty = seen * repetition + (1 - seen)
             x = x.clamp(min=0) / penalty + x.clamp(max=0) * penalty
@@ -91,7 +93,7 @@ class Penalties(RowProcessor[Penalized]):
     def observe(
         self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None
     ) -> None:
-        samples, places, _ = self.send(numbers, rows)
-        # A row without a token ends: what is counted in its place no longer matters.
-        cells = places * self.shape[1] + tokens.index_select(0, samples).clamp(min=0)
+        samples, of_rows, _ = self.send(numbers, rows)
+        # A row without a token ends: its counts no longer matter.
+        cells = of_rows * self.shape[1] + tokens.index_select(0, samples).clamp(min=0)
         self._add(cells, None if verified is None else verified.is_token.index_select(0, samples))

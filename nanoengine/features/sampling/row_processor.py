@@ -1,7 +1,7 @@
-"""RowProcessor: a LogitsProcessor that keeps a piece for each row that asks, packed on the device for the samples of a step.
+"""RowProcessor: a LogitsProcessor with data for some rows, which is packed on the device for the samples of a step.
 
-Most rows want no more than a draw. Whatever a processor costs is paid by the samples that it is for: it finds them among the rows
-of a step, packs what it knows of theirs into a few tensors, and sends these only when rows or samples have changed.
+Most rows need no more than a draw. The cost of a processor is only that of its samples: it selects them among the rows of a step,
+packs their data into a few tensors, and sends these only when rows or samples have changed.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ FOREVER = 2**62
 """A position that no sequence reaches."""
 
 ROWS_AT_ONCE = 64
-"""Rows of a vocabulary's width that are worked on at once: it bounds the memory that this takes."""
+"""Rows of [vocab_size] in one operation: it bounds the temporary memory."""
 
-Piece = TypeVar("Piece")
+RowData = TypeVar("RowData")
 
 
-class RowProcessor(LogitsProcessor, Generic[Piece]):
-    """`start` of a subclass calls `put` for the rows that ask for it. While nobody asks, nothing else is called.
+class RowProcessor(LogitsProcessor, Generic[RowData]):
+    """A processor with data for rows: `start` of a subclass calls `put` for a row. While no row has data, nothing else is called.
 
     Args:
-        num_rows: rows are below it.
-        device: where packed pieces are sent.
+        num_rows: number of rows.
+        device: of the packed data.
     """
 
     def __init__(self, num_rows: int, device: Device):
         self.device = device
-        self.pieces: dict[int, Piece] = {}
+        self.pieces: dict[int, RowData] = {}
         self._ends = np.zeros(num_rows, dtype=np.int64)
-        self._samples = b""  # those that were packed last
+        self._samples = b""  # the samples of `_packed`, with their rows
         self._packed: list[Tensor] = []
 
-    def pack(self, numbers: np.ndarray, pieces: list[Piece]) -> Sequence[np.ndarray]:
-        """Arrays with the pieces of some samples; `numbers` are those of the samples, in the same order."""
+    def pack(self, numbers: np.ndarray, pieces: list[RowData]) -> Sequence[np.ndarray]:
+        """Arrays with the data of some samples; `numbers` are the indices of the samples, in the same order."""
         raise NotImplementedError
 
-    def put(self, row: int, piece: Piece, until: int = FOREVER) -> None:
-        """Keep the piece of a row, for tokens at positions below `until`."""
+    def put(self, row: int, piece: RowData, until: int = FOREVER) -> None:
+        """Set the data of a row, for tokens at positions below `until`."""
         self._ends[row] = until
         self.pieces[row] = piece
         self._samples = b""
 
     def send(self, numbers: np.ndarray, rows: np.ndarray) -> list[Tensor]:
-        """The packed pieces of these samples, on the device: the same tensors as long as nothing changes."""
+        """The packed data of these samples, on the device: the same tensors as long as nothing changes."""
         of = rows[numbers]
         samples = numbers.tobytes() + of.tobytes()
         if samples != self._samples:
@@ -61,7 +61,7 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
             self._samples = samples
         return self._packed
 
-    # ---- what the sampler calls
+    # ---- called by the sampler
 
     def end(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -69,12 +69,12 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
             self._ends[row] = 0
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Numbers of the samples whose rows have a piece that counts at their positions."""
+        """Indices of the samples whose rows have data for their positions."""
         return np.flatnonzero(self._ends[rows] > positions)
 
 
-def asking(started: Sequence[Started]) -> Iterator[tuple[Started, SamplingParams]]:
-    """Rows with params of this package: those of the core ask for nothing that is done here."""
+def with_params(started: Sequence[Started]) -> Iterator[tuple[Started, SamplingParams]]:
+    """The rows whose params are `SamplingParams`, and not only those of the core."""
     for start in started:
         if isinstance(start.sampling.params, SamplingParams):
             yield start, start.sampling.params

@@ -1,4 +1,4 @@
-"""The runner's part beside the processors: log probabilities of prompts."""
+"""SamplingPart: the processors of a runner, and log probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from nanoengine.features.sampling.token_masks import TokenMasks
 
 
 class SamplingPart(RunnerPart):
-    """Adds its processors to a runner's sampler, in the order in which they change logits, and is a `RunnerPart` itself."""
+    """Adds the processors to a runner's sampler, in the order in which they change logits, and computes log probabilities of
+    prompts.
+    """
 
     def __init__(self, runner: ModelRunner):
         self.runner, sampler = runner, runner.sampler
@@ -33,25 +35,25 @@ class SamplingPart(RunnerPart):
         runner.parts.append(self)
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Callable[[StepResult], None] | None:
-        asked = plan.extras.get(PROMPT_LOGPROBS)
-        if not asked:
+        orders = plan.extras.get(PROMPT_LOGPROBS)
+        if not orders:
             return None
         counts = [run.num_new for run in plan.runs]
         firsts = len(plan.decode_rows) + np.cumsum([0, *counts[:-1]])
         parts: list[tuple[int, list[int], int, LogprobColumns]] = []
-        for place, length, count in asked:
-            run, first = plan.runs[place], int(firsts[place])
+        for index, length, count in orders:
+            run, first = plan.runs[index], int(firsts[index])
             tokens = self.runner.rows.token_ids[run.row][run.start + 1 : run.start + 1 + length]
-            parts.append((place, tokens, count, self._compute(hidden[first : first + length], tokens, count)))
+            parts.append((index, tokens, count, self._compute(hidden[first : first + length], tokens, count)))
 
         def read(result: StepResult) -> None:
             result.extras[PROMPT_LOGPROBS] = [
-                (place, columns.entries(tokens, [count] * len(tokens))) for place, tokens, count, columns in parts
+                (index, columns.entries(tokens, [count] * len(tokens))) for index, tokens, count, columns in parts
             ]
 
         return read
 
     def _compute(self, hidden: Tensor, token_ids: list[int], count: int) -> LogprobColumns:
-        """Of tokens that stand each behind one of [n, hidden_size]. The logits of all are never there at once."""
-        own = self.runner.device.send(np.array(token_ids, dtype=np.int64))
-        return compute_logprobs(lambda part: self.runner.model.compute_logits(hidden[part]), own, count)
+        """Log probabilities of n tokens, each behind one of [n, hidden_size]. The logits are computed in slices."""
+        ids = self.runner.device.send(np.array(token_ids, dtype=np.int64))
+        return compute_logprobs(lambda part: self.runner.model.compute_logits(hidden[part]), ids, count)

@@ -1,4 +1,4 @@
-"""Thinking: what a request asks of its answer holds from the answer's first token on, and a thought ends at its limit."""
+"""ThinkingPart: parameters of the answer hold from its first token on, and a thought ends at its budget."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 
 THOUGHT = "thought"
-"""In `Sequence.state`: the `ThoughtReader` of a sequence whose answer is asked for something."""
+"""In `Sequence.state`: the `ThoughtReader` of a sequence with parameters of its answer."""
 
 ENDS_OF_THOUGHTS = "ends of thoughts"
 """In `StepPlan.extras`: `ThoughtsEnd`."""
@@ -24,11 +24,11 @@ ENDS_OF_THOUGHTS = "ends of thoughts"
 
 @dataclass(frozen=True, slots=True)
 class ThoughtsEnd:
-    """What the runner must know of thoughts in a step.
+    """The message of thoughts to the runner in a step.
 
     Args:
-        answers: rows whose answer begins, sampled as the answer is from now on.
-        forced: the only token of a row, because its thought is at its limit.
+        answers: rows whose answer begins, with its parameters.
+        forced: row -> its only token, where its thought is at its budget.
     """
 
     answers: list[Started]
@@ -36,7 +36,7 @@ class ThoughtsEnd:
 
 
 class ThinkingPart(PolicyPart):
-    """Follows the thoughts of sequences that are asked for something.
+    """Follows the thoughts of sequences with parameters of their answers.
 
     Args:
         decode: see `Tokenizer.decode`.
@@ -46,8 +46,8 @@ class ThinkingPart(PolicyPart):
 
     def __init__(self, decode: Callable[..., str]):
         self._decode = decode
-        self._thinking: dict[Sequence, bool] = {}  # open thoughts -> whether all tokens of it must be known
-        self._answering: list[Sequence] = []  # whose answer is sampled otherwise, and the runner does not know
+        self._thinking: dict[Sequence, bool] = {}  # open thoughts -> whether the answer has other parameters
+        self._answering: list[Sequence] = []  # with new parameters that the runner does not have yet
 
     def submitted(self, request: Request) -> None:
         params = request.params
@@ -120,8 +120,9 @@ class ThinkingPart(PolicyPart):
         assert start is not None
         seq.stop_token_ids |= frozenset(params.stop_token_ids)
         least = min(params.min_tokens + start, params.max_tokens or MAX_INT32) if params.min_tokens else 0
-        own = dataclasses.replace(params, min_tokens=least, thought=None)
-        seq.sampling = dataclasses.replace(seq.sampling, params=own, stop_token_ids=tuple(sorted(seq.stop_token_ids)))
+        answer = dataclasses.replace(params, min_tokens=least, thought=None)
+        stops = tuple(sorted(seq.stop_token_ids))
+        seq.sampling = dataclasses.replace(seq.sampling, params=answer, stop_token_ids=stops)
 
     def finished(self, seq: Sequence) -> None:
         self._thinking.pop(seq, None)
@@ -137,7 +138,7 @@ class ThinkingPart(PolicyPart):
 
 
 def _while_thinking(params: SamplingParams, stops: Iterable[int]) -> SamplingParams:
-    """How the tokens of a thought are sampled. The text does not end before an answer that has a form or a least length."""
+    """The parameters of a thought. The text does not end before an answer with a grammar or a least length."""
     has_answer = params.min_tokens > 0 or params.structured_outputs is not None
     return dataclasses.replace(
         params,

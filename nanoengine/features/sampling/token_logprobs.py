@@ -1,4 +1,4 @@
-"""Log probabilities as callers get them: those of one position, by token id."""
+"""TokenLogprobs: the log probabilities of one position, by token id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class TokenLogprob(NamedTuple):
-    """Log probability of one token in the model's own distribution, and its rank there (1 is the likeliest)."""
+    """The log probability of a token in the distribution of the model, and its rank (1 is the likeliest)."""
 
     logprob: float
     rank: int
@@ -18,9 +18,9 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprobs(Mapping[int, TokenLogprob]):
-    """Token id -> TokenLogprob at one position: the token that stands there, then the likeliest ones that were asked for.
+    """Token id -> TokenLogprob at one position: the token of the sequence, then the requested number of likeliest ones.
 
-    It is made for every position of a prompt, and few are ever read: what a dict would hold is built when it is asked for.
+    It is made for every position of a prompt, and few are ever read: entries are built when they are read.
     """
 
     token: int
@@ -33,10 +33,10 @@ class TokenLogprobs(Mapping[int, TokenLogprob]):
         if token == self.token:
             return TokenLogprob(self.logprob, self.rank)
         try:
-            place = self.top_ids.tolist().index(token)
+            index = self.top_ids.tolist().index(token)
         except ValueError:
             raise KeyError(token) from None
-        return TokenLogprob(float(self.top[place]), place + 1)
+        return TokenLogprob(float(self.top[index]), index + 1)
 
     def __iter__(self) -> Iterator[int]:
         yield self.token

@@ -1,7 +1,7 @@
-"""Which tokens may be sampled at all: allowed_token_ids, and masks of grammars.
+"""Masks of the tokens that may be sampled: allowed_token_ids, and the masks of grammars.
 
-A mask is a bit for each token of the vocabulary in the order of their ids, in little-endian words of 32 bits, as xgrammar and
-llguidance write them.
+A mask has a bit for each token of the vocabulary in the order of their ids, in little-endian words of 32 bits, as those of
+xgrammar and llguidance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.features.sampling.row_processor import RowProcessor, asking, row_slices
+from nanoengine.features.sampling.row_processor import RowProcessor, row_slices, with_params
 
 OFFSETS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
 """[256, 8] float32: for each value of a byte, 0 where a bit is set and -inf elsewhere. It is added, so that NaN stays NaN."""
@@ -26,10 +26,10 @@ def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
 
     Args:
         logits: [n, vocab_size] float32, changed.
-        samples: [m] int32 or int64: which of them.
+        samples: [m] int32 or int64: indices of the rows of logits.
         masks: [m, words] int32.
     """
-    if logits.is_cpu:  # torch would wake threads of its own beside those of the kernels, and wait for them
+    if logits.is_cpu:  # torch would wake its threads beside those of the kernels, and wait for them
         rows = logits.numpy()
         with np.errstate(invalid="ignore"):  # inf becomes NaN
             for sample, mask in zip(samples.tolist(), masks.numpy().view(np.uint8), strict=True):
@@ -42,21 +42,21 @@ def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
 
 
 class TokenMasks(RowProcessor[np.ndarray]):
-    """`allowed_token_ids`: a mask for each row that has any, [words] int32."""
+    """The masks of `allowed_token_ids`, [words] int32 for each row that has them."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: Device):
         super().__init__(num_rows, device)
         self.words = -(-vocab_size // 32)
 
     def start(self, started: Sequence[Started]) -> None:
-        for start, params in asking(started):
+        for start, params in with_params(started):
             if params.allowed_token_ids is not None:
                 bits = np.zeros(32 * self.words, dtype=bool)
                 bits[list(params.allowed_token_ids)] = True
                 self.put(start.row, np.packbits(bits, bitorder="little").view(np.int32))
 
     def pack(self, numbers: np.ndarray, pieces: list[np.ndarray]) -> Sequence[np.ndarray]:
-        """Sample and mask of each row."""
+        """The sample [n] and the mask [n, words] of each row."""
         return numbers, np.stack(pieces)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts of the next tokens, several of which one step verifies. No token changes (docs/speculation.md)."""
+"""Speculative decoding: one step verifies several drafts of the next tokens. No token changes (docs/speculation.md)."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.options import SpeculationOptions
 from nanoengine.features.speculation.speculation import STEP_TOKENS, Speculation
 
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
-
 
 class SpeculativeDecoding(Capability):
-    """It sets the startup's `draft`, whose K/V is in every block beside that of the large model, and `runs_eagerly` with it."""
+    """Speculation, with n-grams or a draft model. It sets the startup's `draft`, whose K/V is in every block beside that of the
+    large model, and `runs_eagerly` with it.
+    """
 
     options = SpeculationOptions
     speculation: Speculation | None = None
@@ -40,11 +38,11 @@ class SpeculativeDecoding(Capability):
 
         model, draft = None, startup.draft
         if draft is not None:
-            startup.runs_eagerly = True  # what the draft model does in a step is not recorded
+            startup.runs_eagerly = True  # the draft model's part of a step is not recorded
             draft.model.prepare(startup.max_model_len)
             group = next(i for i, layout in enumerate(startup.layouts) if not layout.forgets)
             model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
-            runner.kv_cache.places += model.kv_cache.places  # what is done with a block is done with the K/V of both
+            runner.kv_cache.places += model.kv_cache.places  # copies of a block copy the K/V of both models
             runner.parts.append(model)
         runner.sampler.verifier = DraftVerifier(startup.device, model)
 

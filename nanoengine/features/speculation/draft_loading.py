@@ -1,4 +1,4 @@
-"""Loading of a draft model: the same steps of start-up as for the large model, on other files."""
+"""Loading of a draft model, by the same stages of start-up as for the large model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from nanoengine.features.speculation.options import SpeculationOptions
 
 
 def load_draft_model(name: str, startup: Startup) -> Startup:
-    """A small model that guesses for the model of `startup`: any that the engine can load, in the same dtype.
+    """Load a draft model for the model of `startup`: any that the engine can load, in the same dtype.
 
     Raises:
-        InvalidConfig: it knows other tokens or too few positions, or there are no blocks that could hold its K/V.
+        InvalidConfig: it has other tokens or too few positions, or no layer of the large model sees all tokens.
     """
     max_len = startup.config.max_model_len or startup.model_config.max_position_embeddings
     dtype = str(startup.dtype).removeprefix("torch.")
-    options = {  # a tokenizer that was chosen for the large model says nothing of the tokens of the draft model
-        kind: replace(own, tokenizer=None) if hasattr(own, "tokenizer") else own
-        for kind, own in startup.config.options.items()
+    options = {  # a tokenizer for the large model is not that of the draft model
+        kind: replace(values, tokenizer=None) if hasattr(values, "tokenizer") else values
+        for kind, values in startup.config.options.items()
     }
-    own: dict[str, Any] = {"model": name, "dtype": dtype, "max_model_len": max_len, "block_size": startup.block_size}
-    config = replace(startup.config, **own, options=options)
-    parts = [type(own)() for own in startup.capabilities if own.options is not SpeculationOptions]
+    core: dict[str, Any] = {"model": name, "dtype": dtype, "max_model_len": max_len, "block_size": startup.block_size}
+    config = replace(startup.config, **core, options=options)
+    parts = [type(part)() for part in startup.capabilities if part.options is not SpeculationOptions]
     draft = Startup(config, parts, use_tqdm=startup.use_tqdm)
     draft.describe()
     if draft.tokenizer.token_ids() != startup.tokenizer.token_ids():
@@ -35,7 +35,7 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
         raise InvalidConfig(
             f"speculation is 'model:{name}', whose layers have states: a draft model's must all attend; choose another"
         )
-    # The rotations of some families stretch beyond the positions that their files name.
+    # The RoPE of some families scales beyond the positions in their files.
     longest = getattr(draft.model_config, "longest", draft.model_config.max_position_embeddings)
     if max_len > longest:
         raise InvalidConfig(

@@ -1,10 +1,10 @@
-"""DraftModel: a small model that guesses the next tokens of sequences for a large one.
+"""DraftModel: a small model that drafts the next tokens of sequences for a large one.
 
-It computes the tokens that the large one computes, so that its K/V is always as far. A block has room for the K/V of both: what
-is shared, evicted, swapped, saved or found of the one is of the other too, and the policy does not know that there are two.
+It computes every token that the large model computes, so that its K/V has the same length. A block has the K/V of both models: it
+is cached, evicted, swapped and saved for both, and the policy does not know that there are two.
 
-A guess is drawn with the noise that belongs to its position, as the large model's sample will be: where the two find the same
-tokens likely, they choose the same one.
+A draft is drawn with the noise of its position, as the large model's sample will be: where the two distributions are alike, they
+draw the same token.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.core.qwen3 import DenseDecoder
 
 NO_DRAFT = -3
-"""Behind the last draft of a run: no sample is equal to it."""
+"""Padding behind the last draft of a run: no sample is equal to it."""
 
 
 class DraftModel(RunnerPart):
-    """A part of the runner of the large model.
+    """The draft model, a part of the runner of the large model.
 
     Args:
-        model: with the tokens of the large one; embeddings and logits may be more or fewer.
-        kv_cache: its own layers, in the blocks of the large one's pool.
-        group: the KV group of the large one whose blocks these are; its layers see all tokens.
-        runner: of the large one.
+        model: with the tokens of the large model; the sizes of the embedding and of the logits may differ.
+        kv_cache: the layers of the draft model, in the blocks of the large model's pool.
+        group: the KV group of these blocks in the large model; its layers see all tokens.
+        runner: of the large model.
     """
 
     def __init__(self, model: DenseDecoder, kv_cache: KVCache, group: int, runner: ModelRunner):
@@ -41,17 +41,17 @@ class DraftModel(RunnerPart):
         self.guesses: Tensor | None = None  # of the step that is being computed
 
     def guess(self, runs: list[Run], first: int, input_ids: Tensor) -> Tensor:
-        """Guess the drafts of a step, one place of all runs after the other.
+        """Draw the drafts of a step, one position of all runs after the other.
 
         Args:
             runs: with drafts that are all UNKNOWN.
             first: tokens of the step before those of the runs.
-            input_ids: [num_tokens] int64, of the step; the guesses are written to their places.
+            input_ids: [num_tokens] int64, of the step; the drafts are written into it.
 
         Returns:
-            [num_runs, most] int64: the guesses of each run, and NO_DRAFT behind them.
+            [num_runs, most] int64: the drafts of each run, and NO_DRAFT behind them.
         """
-        # The longest first: the runs that go on are then the first ones, at every place.
+        # The longest first: the remaining runs are then the first ones, at every position.
         order = sorted(range(len(runs)), key=lambda i: -len(runs[i].drafts))
         starts = first + np.cumsum([0, *(run.num_new for run in runs[:-1])])
         lengths = [len(runs[i].drafts) for i in order]
@@ -61,50 +61,50 @@ class DraftModel(RunnerPart):
         numbers[1, :count] = [runs[i].start for i in order]
         numbers[2, :count] = starts[order]
         numbers[3, : count + 1] = np.arange(count + 1)
-        rows, computed, places, query_starts = device.send(numbers)
+        rows, computed, token_starts, query_starts = device.send(numbers)
         guesses = torch.full((count, most), NO_DRAFT, dtype=torch.int64, device=input_ids.device)
-        tokens = torch.full((count,), UNKNOWN, dtype=torch.int64, device=input_ids.device)  # the last ones of the rows
-        for place in range(most):
-            n = sum(length > place for length in lengths)
-            longest = max(runs[i].start for i in order[:n]) + place + 1
-            tokens = self._next(tokens[:n], rows[:n], computed[:n] + place, query_starts[: n + 1], longest)
-            guesses[:n, place] = tokens
-            input_ids.index_copy_(0, places[:n].long() + 1 + place, tokens)
+        tokens = torch.full((count,), UNKNOWN, dtype=torch.int64, device=input_ids.device)  # the rows' last tokens
+        for depth in range(most):
+            n = sum(length > depth for length in lengths)
+            longest = max(runs[i].start for i in order[:n]) + depth + 1
+            tokens = self._next(tokens[:n], rows[:n], computed[:n] + depth, query_starts[: n + 1], longest)
+            guesses[:n, depth] = tokens
+            input_ids.index_copy_(0, token_starts[:n].long() + 1 + depth, tokens)
         original = device.send(np.argsort(np.array(order, dtype=np.int64)))
         return guesses.index_select(0, original)
 
     def _next(self, token_ids: Tensor, rows: Tensor, computed: Tensor, starts: Tensor, longest: int) -> Tensor:
-        """[n] int64: what follows one token of each of n rows."""
+        """[n] int64: the draft behind one token of each of n rows."""
         runner, n = self.runner, len(rows)
         tables, size = runner.rows.tables[self.group : self.group + 1], runner.block_size
-        placed = runner.kernels.compute_slot_mapping(
+        mapped = runner.kernels.compute_slot_mapping(
             token_ids.to(torch.int32), rows, starts, computed, runner.rows.last_tokens, tables, size, 1
         )
         metadata = AttentionMetadata(
             num_decodes=n,
             kv_cache=self.kv_cache.layers,
             query_start_loc=starts,
-            seq_lens=placed.seq_lens,
+            seq_lens=mapped.seq_lens,
             block_tables=tables[0, :, : -(-longest // size)].index_select(0, rows),
-            slot_mapping=placed.slot_mapping[0],
+            slot_mapping=mapped.slot_mapping[0],
             query_lens_list=[1] * n,
             seq_lens_list=[longest] * n,
         )
-        hidden = self._forward(placed.input_ids, placed.positions, metadata)
+        hidden = self._forward(mapped.input_ids, mapped.positions, metadata)
         logits = self.model.compute_logits(hidden)[:, : runner.sampler.vocab_size].contiguous()
-        # A row without a finite logit guesses anything.
+        # A row without a finite logit has any draft.
         return runner.kernels.choose_tokens(logits, runner.sampler.table, rows, computed + 1).clamp(min=0)
 
     def _forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        known = self.model.config.vocab_size
-        if known < self.runner.sampler.vocab_size:
-            input_ids = input_ids.clamp(max=known - 1)
+        vocab_size = self.model.config.vocab_size
+        if vocab_size < self.runner.sampler.vocab_size:
+            input_ids = input_ids.clamp(max=vocab_size - 1)
         return self.model.forward(input_ids, positions, [metadata] * self.model.config.num_layers)
 
-    # ---- a part of the runner
+    # ---- RunnerPart
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
-        """Guess the drafts that a plan leaves open."""
+        """Draw the UNKNOWN drafts of a plan."""
         runs = plan.runs[: plan.num_drafted]
         is_open = bool(runs) and UNKNOWN in runs[0].drafts
         self.guesses = self.guess(runs, len(plan.decode_rows), batch.input_ids) if is_open else None

@@ -1,4 +1,4 @@
-"""Drafter: puts drafts into a step, and leaves sequences out of one so that the next can verify guesses at their tokens."""
+"""Drafter: adds drafts to a step, and leaves sequences out of a step so that the next one can verify their drafts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import Run, StepResult
 from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import PolicyPart, ask
+from nanoengine.core.seams import PolicyPart, call_part
 from nanoengine.core.sequence import Phase, Sequence
 
 
@@ -17,19 +17,19 @@ class Candidate(NamedTuple):
 
     seq: Sequence
     first: int  # the position of its first draft
-    most: int  # drafts that it has room for, at least 1
+    most: int  # largest number of drafts, at least 1
 
 
 class Drafter(PolicyPart):
-    """Guesses the next tokens of sequences. It cannot change a token, only how many come in a step.
+    """The policy's part of drafts. It cannot change a token, only the number of tokens in a step.
 
-    A subclass says for whom and how many (`postpone`, `choose`). Drafts take free blocks; nobody is preempted for one.
+    A subclass chooses sequences and drafts (`postpone`, `choose`). Drafts use free blocks; no sequence is preempted for one.
     """
 
     @abstractmethod
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
-        """Which of these, whose last token is in flight, are left out of a step, so that the next can verify guesses at what
-        follows that token. The step would have `num_decodes` decodes; the next may have `budget` drafts.
+        """The candidates, whose last token is in flight, that are left out of a step, so that the next one can verify drafts
+        behind that token. The step would have `num_decodes` decodes; the next one may have `budget` drafts.
         """
 
     @abstractmethod
@@ -39,13 +39,13 @@ class Drafter(PolicyPart):
         """The drafts of a step, at most `budget` in all.
 
         Args:
-            candidates: those of its decodes whose tokens are all known. Nothing is done for those that are not looked at.
+            candidates: its decodes whose tokens are all known, computed lazily.
             num_decodes: in the step.
             num_tokens: that the step has without drafts: decodes, and tokens of prompts.
         """
 
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """So many of the drafts of a sequence were accepted."""
+        """Note the verification of drafts of a sequence."""
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         decoding = [seq for seq in scheduler.running if seq.phase is Phase.DECODING]
@@ -65,7 +65,7 @@ class Drafter(PolicyPart):
         )
         budget = scheduler.max_num_batched_tokens - num_tokens
         for part in scheduler.active:
-            budget = ask(step.faults, part, "max_drafts", budget, num_tokens, budget)
+            budget = call_part(step.faults, part, "max_drafts", budget, num_tokens, budget)
         drafted: list[tuple[Sequence, Run]] = []
         for seq, drafts in self.choose(known, len(step.decodes), num_tokens, budget).items():
             scheduler.blocks.grow(seq, seq.num_computed + len(drafts), step.plan.tables)
@@ -85,3 +85,11 @@ class Drafter(PolicyPart):
         if isinstance(result, StepResult) and not step.is_dropped:
             for seq, run, num_accepted in zip(step.runs, step.plan.runs, result.num_accepted, strict=False):
                 self.settle(seq, len(run.drafts), num_accepted)
+
+
+def until_end(drafts: list[int], seq: Sequence, vocab_size: int) -> list[int]:
+    """The drafts before the first that is no token of the model or ends the sequence: nothing can follow it."""
+    for index, token in enumerate(drafts):
+        if type(token) is not int or not 0 <= token < vocab_size or token in seq.stop_token_ids:
+            return drafts[:index]
+    return drafts

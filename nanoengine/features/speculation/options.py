@@ -1,4 +1,4 @@
-"""The options of speculation."""
+"""Options of speculation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_DRAFTS = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:
-    """Who guesses, and how far ahead.
+    """Options of speculation; all are keyword arguments of `LLM`.
 
     Args:
-        speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
-            earlier in the request), or "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one
-            token a step.
-        num_drafts: most tokens that are guessed ahead of a sequence; fewer, where guesses were wrong or many sequences run.
+        speculation: verify several drafts in one step, which changes no token: "ngram" (tokens behind an earlier occurrence of
+            the last ones in the request), or "model:" and a model with the same tokenizer, of any kind that `model` may be.
+            None: one token a step.
+        num_drafts: most drafts of a sequence; fewer, where drafts were rejected or many sequences run.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -37,7 +37,7 @@ class SpeculationOptions:
 
     @property
     def draft_model(self) -> str | None:
-        """The model that guesses tokens, if one does."""
+        """The name of the draft model, if there is one."""
         return self.speculation[len(MODEL) :] if _is_model(self.speculation) and self.speculation else None
 
 

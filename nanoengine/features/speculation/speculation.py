@@ -1,10 +1,10 @@
-"""Speculation: which sequences of a step have drafts, and how many.
+"""Speculation: the choice of the sequences of a step that have drafts, and of the number of drafts.
 
-Up to some number of tokens a step mostly waits for weights, and one more token costs little; beyond it, each token costs
-computing. So drafts fill a step up to that number (`STEP_TOKENS`). A sequence gets at most twice as many drafts as its last
-drafted step made tokens. Nothing here looks at a clock: the same requests always have the same drafts.
+Up to some number of tokens the time of a step is mostly that of reading weights, and one more token costs little; beyond it, each
+token costs computation. So drafts fill a step up to that number (`STEP_TOKENS`). A sequence gets at most twice as many drafts as
+its last drafted step made tokens. The choice does not depend on a clock: the same requests always have the same drafts.
 
-Whatever is decided here, the tokens are the same: see docs/speculation.md.
+The tokens do not depend on this choice: see docs/speculation.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanoengine.core.messages import UNKNOWN
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
-from nanoengine.features.speculation.drafter import Candidate, Drafter
+from nanoengine.features.speculation.drafter import Candidate, Drafter, until_end
 from nanoengine.features.speculation.proposer import Proposer, SequenceProposer
 from nanoengine.features.speculation.statistics import SpeculationStats
 
@@ -27,41 +27,41 @@ STEP_TOKENS = {"cpu": 32, "cuda": 256}
 """Tokens beyond which a step has no drafts, by the type of device."""
 
 FIRST_DRAFTS = 4
-"""Most drafts of a sequence that has had none yet."""
+"""Most drafts of a sequence without drafts before."""
 
 
 @dataclass(slots=True)
 class _State:
-    """The proposer of a sequence, and how many drafts it gets next."""
+    """The proposer of a sequence, and the limit of its next drafts."""
 
-    proposer: SequenceProposer | None  # None: it raised, or the runner guesses
+    proposer: SequenceProposer | None  # None: it raised, or the runner makes drafts
     most: int = FIRST_DRAFTS  # drafts in the next step, beside those that a grammar forces
-    num_forced: int = 0  # leading tokens of the last guess that a grammar forces: they say nothing about the proposer
+    num_forced: int = 0  # first of the last drafts, forced by a grammar: they are no measure of the proposer
 
 
 class Speculation(Drafter):
-    """Chooses drafts, and notes which were accepted.
+    """Chooses drafts, and counts accepted ones.
 
     Args:
-        proposer: makes guesses; None: the runner does, and drafts are UNKNOWN here.
+        proposer: makes drafts; None: the runner does, and drafts are UNKNOWN here.
         num_drafts: most drafts of a sequence in a step.
-        vocab_size: token ids are below it; a guess ends before anything else.
-        step_tokens: a step has no drafts beyond so many tokens.
+        vocab_size: of the model; drafts end before any other value.
+        step_tokens: most tokens of a step with drafts.
     """
 
     def __init__(self, proposer: Proposer | None, *, num_drafts: int, vocab_size: int, step_tokens: int):
         self.proposer, self.num_drafts = proposer, num_drafts
         self.vocab_size, self.step_tokens = vocab_size, step_tokens
         self.stats = SpeculationStats()
-        self._prompts: dict[Request, SequenceProposer] = {}  # that have read the prompt, and nothing else
+        self._prompts: dict[Request, SequenceProposer] = {}  # that have read only the prompt
         self._states: dict[Sequence, _State] = {}
         self._num_prompt_tokens = 0  # beside the decodes of the last step that had any
 
     # ---- choosing
 
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
-        """The candidates that are expected to have drafts in the next step, which is taken to have as many tokens of prompts as
-        the last one.
+        """The candidates that are expected to have drafts in the next step, if that has as many tokens of prompts as the last
+        one.
         """
         prompts = self._num_prompt_tokens
         chosen = self._choose(candidates, min(budget - prompts, self.step_tokens - num_decodes - prompts))
@@ -71,7 +71,7 @@ class Speculation(Drafter):
     def choose(
         self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
     ) -> dict[Sequence, list[int]]:
-        """The drafts of a step, for those of the candidates that have any. In a full step no candidate is looked at."""
+        """The drafts of a step, by sequence. In a full step no candidate is examined."""
         room = min(budget, self.step_tokens - num_tokens)
         if room <= 0:
             self.stats.num_full += num_decodes
@@ -91,38 +91,38 @@ class Speculation(Drafter):
             else:
                 self.stats.num_unknown += 1
         chosen: dict[Sequence, list[int]] = {}
-        for place in range(self.num_drafts):
+        for depth in range(self.num_drafts):
             for seq, guess in guesses.items():
-                if place < len(guess) and room > 0:
-                    chosen.setdefault(seq, []).append(guess[place])
+                if depth < len(guess) and room > 0:
+                    chosen.setdefault(seq, []).append(guess[depth])
                     room -= 1
         self.stats.num_full += len(guesses) - len(chosen)
         return chosen
 
-    # ---- guessing
+    # ---- drafts of one sequence
 
     def _guess(self, seq: Sequence, first: int, most: int) -> list[int]:
-        """The tokens that may stand in a sequence from position `first` on. Those before it are guessed too if in flight."""
+        """The drafts of a sequence from position `first` on. Tokens in flight before it are drafted, too, and dropped."""
         state, num_in_flight = self._states.get(seq), first - len(seq.token_ids)
         is_new = state is None
         if state is None:
             state = self._states[seq] = _State(None)
         constraint = seq.state.get(CONSTRAINT)
-        if self.proposer is None:  # masks are filled before the runner guesses
+        if self.proposer is None:  # masks are filled before the runner makes drafts
             return [UNKNOWN] * min(most, state.most) if constraint is None else []
         try:
             if is_new:
                 state.proposer = self._new_proposer(self.proposer, seq.request)
             guess = [] if state.proposer is None else state.proposer.propose(seq.token_ids, num_in_flight + most)
-            found = self._valid(list(guess)[num_in_flight : num_in_flight + most], seq)
-        except Exception as error:  # a proposer that fails must not harm the sequence
+            drafts = until_end(list(guess)[num_in_flight : num_in_flight + most], seq, self.vocab_size)
+        except Exception as error:  # the sequence goes on without drafts
             self._give_up(state, error)
-            found = []
+            drafts = []
         if constraint is not None:
-            forced = [] if num_in_flight else self._valid(constraint.forced(most), seq)
+            forced = [] if num_in_flight else until_end(constraint.forced(most), seq, self.vocab_size)
             state.num_forced = len(forced)
-            found = constraint.allowed(found) if not num_in_flight and found[: len(forced)] == forced else forced
-        return found[: state.num_forced + state.most]
+            drafts = constraint.allowed(drafts) if not num_in_flight and drafts[: len(forced)] == forced else forced
+        return drafts[: state.num_forced + state.most]
 
     def _new_proposer(self, proposer: Proposer, request: Request) -> SequenceProposer:
         """A prompt is read once for all completions of a request."""
@@ -131,19 +131,12 @@ class Speculation(Drafter):
             prompt = self._prompts[request] = proposer.begin(request.prompt_token_ids)
         return prompt.fork()
 
-    def _valid(self, guess: list[int], seq: Sequence) -> list[int]:
-        """The part of a guess that can be drafts: tokens of the vocabulary, and none that would end the sequence."""
-        for place, token in enumerate(guess):
-            if type(token) is not int or not 0 <= token < self.vocab_size or token in seq.stop_token_ids:
-                return guess[:place]
-        return guess
-
     def _give_up(self, state: _State, error: Exception) -> None:
         state.proposer = None
         self.stats.num_errors += 1
         logger.warning("a proposer of drafts failed; its sequence goes on without drafts: %r", error)
 
-    # ---- what became of drafts
+    # ---- outcomes
 
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         self.stats.record(num_drafts, num_accepted)

@@ -1,24 +1,24 @@
-"""SpeculationStats: how guesses fared."""
+"""SpeculationStats: counts of drafts, verified and accepted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nanoengine.counts import Counts
+from nanoengine.features.statistics import Statistics, metric
 
 
 @dataclass(slots=True)
-class SpeculationStats(Counts):
-    """How guesses fared, over the engine's life. A sequence of a step counts once in one of the first three."""
+class SpeculationStats(Statistics):
+    """Counts of drafts over the engine's life. A sequence of a step counts once in one of the first three."""
 
-    num_runs: int = 0  # its drafts were verified
-    num_unknown: int = 0  # no guess was made
-    num_full: int = 0  # the step had no room for its drafts
-    num_postponed: int = 0  # times that a sequence was left out of a step, so that the next could verify a guess
-    num_drafts: int = 0  # that were verified
-    num_accepted: int = 0  # of them: steps that their sequences were saved
+    num_runs: int = metric("vllm:spec_decode_num_drafts", "Runs of drafts that were verified.")
+    num_unknown: int = 0  # no draft was proposed
+    num_full: int = 0  # the step had no tokens left for its drafts
+    num_postponed: int = 0  # times that a sequence was left out of a step, so that the next could verify a draft
+    num_drafts: int = metric("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.")
+    num_accepted: int = metric("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.")  # steps saved
     num_errors: int = 0  # proposers that raised; their sequences go on without
-    tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
+    tried_at: list[int] = field(default_factory=list)  # by position in a run: drafts with all before accepted
     accepted_at: list[int] = field(default_factory=list)
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
@@ -28,6 +28,6 @@ class SpeculationStats(Counts):
         self.num_accepted += num_accepted
         for counts in (self.tried_at, self.accepted_at):
             counts += [0] * (num_drafts - len(counts))
-        for place in range(min(num_accepted + 1, num_drafts)):
-            self.tried_at[place] += 1
-            self.accepted_at[place] += place < num_accepted
+        for position in range(min(num_accepted + 1, num_drafts)):
+            self.tried_at[position] += 1
+            self.accepted_at[position] += position < num_accepted

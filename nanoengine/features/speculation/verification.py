@@ -1,7 +1,7 @@
-"""Drafts of a step on the device: what stands before each sample of a run that has any, and which samples are tokens in the end.
+"""Verification of drafts on the device: the drafts before each sample of a step, and the samples that become tokens.
 
-Verification is ordinary sampling of every position, each with the noise that belongs to it. Nothing is tested against
-probabilities: a draft is accepted if it is what was sampled.
+Verification is ordinary sampling of every position, each with the noise of the position. No probability is compared: a draft is
+accepted if it is equal to the sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanoengine.features.speculation.draft_model import NO_DRAFT, DraftModel
 
 
 class Verified(NamedTuple):
-    """Which drafts of a step were accepted."""
+    """The result of the verification of a step."""
 
     num_accepted: Tensor  # [num_runs] int64
     is_token: Tensor  # [num_samples] bool: whether the sample is a token of its row
@@ -28,24 +28,24 @@ class Verified(NamedTuple):
 
 @dataclass
 class Drafts:
-    """The runs with drafts of one step. Samples are named by their numbers in the step."""
+    """The runs with drafts of one step. Samples are identified by their numbers in the step."""
 
     rows: Tensor  # [num_runs] int64
     starts: Tensor  # [num_runs] int64: the first sample of each
     tokens: Tensor  # [num_runs, most] int64: drafts, and NO_DRAFT behind them
-    run_of: Tensor  # [num_samples] int64; any run for those that are in none
-    depth: Tensor  # [num_samples] int64: drafts that stand before the sample in its run; 0 in none
+    run_of: Tensor  # [num_samples] int64; any run for samples of none
+    depth: Tensor  # [num_samples] int64: drafts before the sample in its run; 0 without a run
     is_drafted: Tensor  # [num_samples] bool: whether it is in such a run
 
     @classmethod
     def of(cls, runs: Seq[Run], first: int, num_samples: int, device: Device, guesses: Tensor | None = None) -> Drafts:
-        """Those of a plan.
+        """The drafts of a plan.
 
         Args:
             runs: at least one, each with drafts.
             first: samples before those of these runs.
             num_samples: of the step, padding included.
-            guesses: [num_runs, most] int64, the drafts if the runs do not say them.
+            guesses: [num_runs, most] int64, the drafts if those of the runs are UNKNOWN.
         """
         counts = [run.num_new for run in runs]
         starts = first + np.cumsum([0, *counts[:-1]])
@@ -63,17 +63,15 @@ class Drafts:
         return cls(sent[0], sent[1], drafts, sent[3], sent[4], sent[5].bool())
 
     def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The drafts of the runs of some samples, [m, most], and whether each stands before the sample, the same; those that do
-        not may be no tokens at all.
-        """
+        """The drafts of the runs of m samples, [m, most] int64, and whether each is before the sample, [m, most] bool."""
         drafts = self.tokens.index_select(0, self.run_of.index_select(0, numbers))
-        places = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
-        return drafts, places < self.depth.index_select(0, numbers)[:, None]
+        depths = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
+        return drafts, depths < self.depth.index_select(0, numbers)[:, None]
 
     def verify(self, tokens: Tensor) -> Verified:
-        """Compare drafts with what was sampled, [num_samples] int64."""
-        places = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
-        numbers = (self.starts[:, None] + places).clamp(max=len(tokens) - 1)
+        """Compare drafts with the samples, [num_samples] int64."""
+        depths = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
+        numbers = (self.starts[:, None] + depths).clamp(max=len(tokens) - 1)
         counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)
         is_token = self.depth <= counts.index_select(0, self.run_of)
         return Verified(counts, is_token | ~self.is_drafted)
@@ -83,7 +81,7 @@ class DraftVerifier:
     """The sampler's `Verifier`.
 
     Args:
-        model: has guessed the drafts that a plan leaves open; None: no plan leaves any.
+        model: makes the UNKNOWN drafts of a plan; None: no plan has any.
     """
 
     def __init__(self, device: Device, model: DraftModel | None = None):

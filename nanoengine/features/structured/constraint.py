@@ -1,4 +1,4 @@
-"""Constraint: what a grammar says of one completion."""
+"""Constraint: the grammar state of one completion."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ import numpy as np
 from llguidance import LLMatcher
 
 from nanoengine.features.structured.long_text import LongText
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 
 SLOW = 0.05
-"""Seconds of a CPU: hardly any text takes as much for a token, and all others of the step wait for it."""
+"""CPU seconds of a mask above which it counts as slow: the other sequences of the step wait for it."""
 
 MAX_SLOW_SECONDS = 0.5
-"""That one text may take beyond `SLOW` for each of its tokens, all in all."""
+"""Limit of the sum of the CPU seconds beyond `SLOW` of one text."""
+
+MAX_FORCED_TEXTS = 256
+"""Grammar states with cached forced tokens."""
 
 
-MAX_SHARED = 256
-"""States whose forced tokens are kept."""
-
-
-class Forced(NamedTuple):
-    """The next tokens, of which there is no choice, and whether the text is long."""
+class ForcedText(NamedTuple):
+    """The next tokens that are the only allowed ones, and whether their text is long."""
 
     tokens: list[int]
     is_long: bool
 
 
 class Constraint:
-    """The state of a grammar behind the tokens that are known. One thread at a time may use it.
+    """The state of a grammar behind the known tokens. One thread at a time may use it.
 
     Args:
-        matcher: behind the empty text.
-        thought: that comes first, and is read before this is: the grammar holds from the answer on. None: from the beginning.
-        name: of the grammar; constraints with the same one, behind the same tokens, have the same `state`.
-        long_text: makes tokens of a long text that must come; None: llguidance does.
-        is_large: the grammar may hold such a text.
-        shared: forced tokens, by `state`.
+        matcher: at the beginning of the text.
+        thought: reader of the thought before the answer, which reads tokens before this does: the grammar holds from the answer
+            on. None: from the beginning.
+        name: of the grammar; constraints with the same name behind the same tokens have the same `state`.
+        long_text: makes tokens of a long forced text; None: llguidance does.
+        is_large: whether the grammar may have such a text.
+        cache: forced tokens, by `state`.
     """
 
     def __init__(
@@ -55,34 +55,34 @@ class Constraint:
         name: bytes = b"",
         long_text: LongText | None = None,
         is_large: bool = False,
-        shared: dict[bytes, Forced] | None = None,
+        cache: dict[bytes, ForcedText] | None = None,
     ):
         self.matcher, self.thought, self.is_large = matcher, thought, is_large
         self._tokens = blake2b(name or secrets.token_bytes(32))
-        self.long_text, self.shared = long_text, {} if shared is None else shared
+        self.long_text, self.cache = long_text, {} if cache is None else cache
         self.num_read = 0  # tokens of the output
-        self.last: int | None = None  # of those that the grammar has read
-        self.is_watched = False  # it may be slow: its masks are filled alone
-        self.is_long = False  # the text that must come
-        self.ahead: Future[np.ndarray] | None = None  # the mask of this state
+        self.last: int | None = None  # token that the grammar has read
+        self.is_watched = False  # its masks may be slow, and are filled alone
+        self.is_long = False  # whether a long text is forced
+        self.ahead: Future[np.ndarray] | None = None  # the mask of this state, filled in advance
         self.slow_seconds = 0.0
-        self.failure = ""  # of another one in the same state
+        self.failure = ""  # error of another constraint in the same state
 
     def read(self, tokens: Seq[int]) -> None:
-        """These tokens of the output come next."""
+        """Add the next tokens of the output."""
         start = 0 if self.thought is None else self.thought.answer_start
         self.num_read += len(tokens)
         if start is not None and start < self.num_read:
-            own = list(tokens[max(0, start - self.num_read + len(tokens)) :])
+            of_answer = list(tokens[max(0, start - self.num_read + len(tokens)) :])
             self.ahead = None
-            self._tokens.update(np.array(own, np.int64).tobytes())
-            self.last = own[-1] if own else self.last
+            self._tokens.update(np.array(of_answer, np.int64).tobytes())
+            self.last = of_answer[-1] if of_answer else self.last
             with self.timed():
-                self.matcher.consume_tokens(own)
+                self.matcher.consume_tokens(of_answer)
 
     @property
     def state(self) -> bytes:
-        """The same for the same grammar behind the same tokens."""
+        """A digest of the grammar and of its tokens."""
         return self._tokens.digest()
 
     @property
@@ -92,12 +92,12 @@ class Constraint:
 
     @property
     def also(self) -> tuple[int, ...]:
-        """Tokens that may come beside those of the grammar."""
+        """Allowed tokens beside those of the grammar: the begin of a thought."""
         return () if self.thought is None else self.thought.begins
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around what this thread does for it."""
+        """Measures the CPU time of this thread for the constraint."""
         start = thread_time()
         yield
         seconds = thread_time() - start
@@ -106,43 +106,43 @@ class Constraint:
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot go on: it was too much for its limits; "" if it can."""
+        """The reason why the grammar has exceeded its limits, or ""."""
         if self.slow_seconds > MAX_SLOW_SECONDS:
             return f"the grammar takes more than {SLOW:g} s for a token, again and again: make it simpler"
         return self.failure or str(self.matcher.get_error())
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice: what the tokenizer would make of the text that must come."""
+        """The next tokens that are the only allowed ones, at most `most`: the tokenization of the forced text."""
         if not self.holds:
             return [] if self.thought is None else self.thought.forced(most)
         if self.also:
             return []
-        if (known := self.shared.get(self.state)) is None:
-            if (found := self.long_tokens() if self.is_long else None) is not None:
-                return found[:most]
+        if (known := self.cache.get(self.state)) is None:
+            if (tokens := self.long_tokens() if self.is_long else None) is not None:
+                return tokens[:most]
             if self.is_watched or (self.is_large and self.ahead is None):
                 return []
             with self.timed():
-                known = self._keep(list(self.matcher.compute_ff_tokens()), is_long=False)
+                known = self._store(list(self.matcher.compute_ff_tokens()), is_long=False)
         return known.tokens[:most]
 
     def long_tokens(self) -> list[int] | None:
-        """The next tokens of a text that must come; None if it is short, or none must come."""
-        if (known := self.shared.get(self.state)) is None:
-            found = self._long_tokens()
-            self.is_long = found is not None
-            return None if found is None else self._keep(found, is_long=True).tokens
+        """The next tokens of a long forced text; None without one."""
+        if (known := self.cache.get(self.state)) is None:
+            tokens = self._long_tokens()
+            self.is_long = tokens is not None
+            return None if tokens is None else self._store(tokens, is_long=True).tokens
         self.is_long = known.is_long
         return known.tokens if known.is_long else None
 
     def _long_tokens(self) -> list[int] | None:
         return None if self.long_text is None else self.long_text.tokens(self.matcher, self.last)
 
-    def _keep(self, tokens: list[int], *, is_long: bool) -> Forced:
-        if len(self.shared) >= MAX_SHARED:
-            self.shared.clear()
-        self.shared[self.state] = known = Forced(tokens, is_long)
-        return known
+    def _store(self, tokens: list[int], *, is_long: bool) -> ForcedText:
+        if len(self.cache) >= MAX_FORCED_TEXTS:
+            self.cache.clear()
+        self.cache[self.state] = forced = ForcedText(tokens, is_long)
+        return forced
 
     def fill_ahead(self, num_words: int) -> np.ndarray:
         """The mask of this state: [words] int32."""
@@ -150,13 +150,13 @@ class Constraint:
         self.is_watched = False
         with self.timed():
             self.matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if self.error:  # it would allow an end
+        if self.error:  # otherwise the mask would allow an end
             bits[:] = 0
         self.long_tokens()
         return bits
 
     def fill_long(self, bits: np.ndarray, drafts: Seq[int]) -> bool:
-        """The masks of a text that must come, and is long, behind each of some drafts; False if it is not.
+        """Fill the masks of a long forced text, behind each of some drafts. Returns False without such a text.
 
         Args:
             bits: zeros [1 + num_drafts, words] int32.
@@ -181,7 +181,7 @@ class Constraint:
         return True
 
     def allowed(self, drafts: list[int]) -> list[int]:
-        """The first of some drafts, as far as the grammar allows them: none at the end of a thought, or behind it."""
+        """The drafts before the first that is not allowed; none from the end of a thought on."""
         if self.thought is not None and self.thought.is_open:
             return self.thought.allowed(drafts)
         if not drafts or self.is_watched:

@@ -1,4 +1,4 @@
-"""ForcedDrafts: what a grammar leaves no choice about are drafts, which ordinary verification accepts."""
+"""ForcedDrafts: tokens that are forced by a grammar become drafts, which ordinary verification accepts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from nanoengine.core.sequence import Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT, DraftConstraint
-from nanoengine.features.speculation.drafter import Candidate, Drafter
+from nanoengine.features.speculation.drafter import Candidate, Drafter, until_end
 from nanoengine.features.speculation.options import MAX_DRAFTS
 
 
 class ForcedDrafts(Drafter):
-    """The drafts of constrained sequences where nothing else guesses. Most are accepted, so as many as may be are
+    """The drafts of constrained sequences in an engine without speculation. Most are accepted, so as many as possible are
     verified.
 
-    A draft is wrong where the mask holds another spelling of the same text.
+    A draft is rejected where the mask allows another tokenization of the same text.
 
     Args:
-        num_rows: most samples of a step without drafts, for which there is memory.
+        num_rows: most samples of a step without drafts: the memory of logits.
         vocab_size: of the model; its tokenizer may have more tokens.
     """
 
@@ -37,7 +37,7 @@ class ForcedDrafts(Drafter):
             constraint: DraftConstraint | None = seq.state.get(CONSTRAINT)
             if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
                 forced = constraint.forced(min(most, budget, MAX_DRAFTS))
-                if drafts := until_the_end(forced, seq, self.vocab_size):
+                if drafts := until_end(forced, seq, self.vocab_size):
                     chosen[seq] = drafts
                     budget -= len(drafts)
         return chosen
@@ -45,9 +45,3 @@ class ForcedDrafts(Drafter):
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += num_drafts
         self.num_accepted += num_accepted
-
-
-def until_the_end(drafts: list[int], seq: Sequence, vocab_size: int) -> list[int]:
-    """Without the token that ends a sequence, or that the model does not have: nothing can be drafted behind it."""
-    ends = (place for place, token in enumerate(drafts) if token in seq.stop_token_ids or token >= vocab_size)
-    return drafts[: next(ends, len(drafts))]

@@ -1,6 +1,6 @@
-"""Grammars: what llguidance makes of structured outputs, and a cache of it.
+"""Grammars: compiles structured outputs with llguidance, and caches the results.
 
-llguidance (https://github.com/guidance-ai/llguidance) parses the text so far and says which tokens may come next.
+llguidance (https://github.com/guidance-ai/llguidance) parses the text so far and computes the mask of the next token.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.features.fair_cache import FairCache
+from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.features.structured.trial import Trial, TrialFailed
 from nanoengine.features.tool_calls.json_grammar import MAX_COUNT, MAX_ITEMS
 from nanoengine.features.tool_calls.rules import Rules
 from nanoengine.features.tool_calls.schemas import OF_FIELD, ONE_SPACE, normalized_schema
 
 MAX_CACHED_BYTES = 256 << 20
-"""Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
+"""Capacity of the cache of compiled grammars; a large one has 60 MiB."""
 
 LEAST_BYTES = 1 << 20
-"""That a small one counts for."""
+"""Least size of an entry of the cache."""
 
 MAX_TRIGGERS = 64
-"""Of a structural tag: each of its structures is compared with all of them."""
+"""Most triggers of a structural tag: each of its structures is compared with all of them."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 500_000,
@@ -42,11 +42,11 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "max_lexer_states": 20_000,
 }
-"""What one grammar may take: some 0.2 s at the start; a few ms for a mask, where the parser's items are simple; 40 MiB for the
+"""Limits of a grammar: some 0.2 s for compilation; a few ms for a mask, where the parser's items are simple; 40 MiB for the
 states of the lexer. None of 250 schemas of MaskBench is refused for them."""
 
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-"""In GBNF. llguidance's translator leaves out the zeros at the beginning of a code point, and cannot read what it has written."""
+"""An escape in GBNF. llguidance's translator drops leading zeros of a code point, and cannot read its result."""
 
 ADVICE = {
     '"uniqueItems"': f"it can be where items is an enum of at most {MAX_ITEMS} values, or maxItems is 1",
@@ -54,23 +54,23 @@ ADVICE = {
     "are not disjoint": "a name that fits both would have two schemas; write expressions that no name fits both of",
     "NoExtensionBias": "no text fits it",
 }
-"""What a user can do, by what llguidance says."""
+"""Advice for users, by words of llguidance's messages."""
 
 
 class Grammars:
-    """Compiles structured outputs for one tokenizer. Any thread may call it.
+    """The compiler of structured outputs for one tokenizer. Any thread may call it.
 
     Args:
         vocab_size: of the model: masks have a bit for each of its tokens.
-        eos_token_ids: what the model may say when the text is complete.
+        eos_token_ids: tokens that the model may sample when the text is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Seq[int]):
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
         self._lock, self._loading = threading.Lock(), threading.Lock()
-        self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
-        self.long_text: LongText | None = None  # with it
-        self._trial: Trial | None = None
+        self._tokenizer: LLTokenizer | None = None  # made with the first grammar, in up to a second
+        self.long_text: LongText | None = None  # made with it
+        self._compiler: CompilerClient | None = None
         self._is_closed = False
         self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
         self.num_compiled = 0
@@ -81,61 +81,61 @@ class Grammars:
         return max(self.vocab_size, self.tokenizer.fast.get_vocab_size(with_added_tokens=True))
 
     def matcher(self, outputs: StructuredOutputs, client: str = "", salt: str = "") -> LLMatcher:
-        """The state of a text that has not begun.
+        """The state of a grammar at the beginning of a text.
 
         Args:
-            outputs: what the text must look like.
-            client, salt: who asks; a compiled grammar is found under the same two only.
+            outputs: the request.
+            client, salt: of the request; a compiled grammar is cached for these two only.
 
         Raises:
-            InvalidSamplingParams: what is asked for is wrong, or llguidance cannot promise it; the message names the keyword.
+            InvalidSamplingParams: the request is wrong, or llguidance does not support it; the message names the keyword.
             GrammarsUnavailable: the process that compiles grammars cannot be started.
         """
         key = salt, outputs.key
         with self._lock:
-            if (found := self.cache.get(client, key)) is not None:
-                return found.deep_copy()
+            if (cached := self.cache.get(client, key)) is not None:
+                return cached.deep_copy()
         with self._loading:
             if self._is_closed:
                 raise EngineClosed("the engine is closed: make a new one")
-            if self._own is None:
-                self._own, self._trial = self._new_tokenizer()
-                self.long_text = LongText(self._own)
-        compiled, num_bytes = self._compile(outputs, self._own)
+            if self._tokenizer is None:
+                self._tokenizer, self._compiler = self._new_tokenizer()
+                self.long_text = LongText(self._tokenizer)
+        compiled, num_bytes = self._compile(outputs, self._tokenizer)
         with self._lock:
             self.num_compiled += 1
             self.cache.put(client, key, compiled, max(num_bytes, LEAST_BYTES))
             return compiled.deep_copy()
 
     def close(self) -> None:
-        """End the process that compiles, and forget all grammars."""
+        """End the process that compiles, and drop all grammars."""
         with self._loading:
             self._is_closed = True
-        if self._trial is not None:
-            self._trial.close()
-        self.cache, self._own = FairCache(MAX_CACHED_BYTES), None
+        if self._compiler is not None:
+            self._compiler.close()
+        self.cache, self._tokenizer = FairCache(MAX_CACHED_BYTES), None
 
-    def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
-        own = self.tokenizer.fast
+    def _new_tokenizer(self) -> tuple[LLTokenizer, CompilerClient]:
+        fast = self.tokenizer.fast
         if not self.eos_token_ids:
             raise InvalidSamplingParams(
                 "structured_outputs", ": the model has no end-of-text token, so no text could end"
             )
-        added = own.get_added_tokens_decoder().values()
+        added = fast.get_added_tokens_decoder().values()
         text = _with_marks_apart(
-            own.to_str(),
+            fast.to_str(),
             {token.content for token in added if not token.special and re.fullmatch("(?s)<.*>", token.content)},
         )
         try:
             tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
-        except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
+        except Exception as error:  # a tokenizer of words, for example: its tokens are no bytes of the text
             raise InvalidSamplingParams(
                 "structured_outputs", f": llguidance cannot use {self.tokenizer.name}: {error}"
             ) from error
-        return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
+        return tokenizer, CompilerClient(text, self.mask_size, self.eos_token_ids, LIMITS)
 
     def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> tuple[LLMatcher, int]:
-        assert self._trial is not None
+        assert self._compiler is not None
         try:
             grammar, notation = grammar_of(outputs)
         except InvalidSamplingParams:
@@ -143,29 +143,27 @@ class Grammars:
         except (ValueError, RecursionError) as error:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}", f": {error}") from error
         try:
-            verdict = self._trial.verdict(grammar, notation)
-            if (
-                verdict.error and outputs.kind == "json"
-            ):  # llguidance leaves out a property that nothing fits, if it may
+            verdict = self._compiler.verdict(grammar, notation)
+            if verdict.error and outputs.kind == "json":  # llguidance leaves out optional properties without any value
                 grammar = json_grammar(outputs, is_apart=False)
-                verdict = self._trial.verdict(grammar)
-        except TrialFailed as error:
+                verdict = self._compiler.verdict(grammar)
+        except CompilerUnavailable as error:
             raise GrammarsUnavailable(f"structured outputs: {error}") from error
         if not verdict.error:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(*_told(verdict.error, outputs, grammar))
+            raise InvalidSamplingParams(*_message(verdict.error, outputs, grammar))
         bits = np.zeros(-(-self.mask_size // 32), np.int32)
-        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # what the first mask takes, no step does
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # no step waits for the first mask
         return matcher, verdict.num_bytes
 
 
 def _with_marks_apart(text: str, marks: set[str]) -> str:
-    """A tokenizer.json in which some added tokens have names that no text has.
+    """A tokenizer.json in which the added tokens `marks` have names that occur in no text.
 
-    llguidance takes `<tool_call>` for a special token, which is none of a text's characters. Where the text must come, it would
-    force the token nonetheless, and then refuse it.
+    llguidance treats `<tool_call>` as a special token, which is not made of the characters of a text. Where that text is
+    forced, it would force the token nonetheless, and then refuse it.
     """
     if not marks:
         return text
@@ -182,32 +180,32 @@ def _with_marks_apart(text: str, marks: set[str]) -> str:
 
 
 def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
-    """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
+    """The grammar, and its notation as `CompilerClient` takes it. The work here grows linearly with the length of the text."""
     if outputs.kind in ("json", "json_object"):
         return json_grammar(outputs), "llguidance"
     if outputs.kind == "structural_tag":
         return tag_grammar(outputs), "llguidance"
-    if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
+    if outputs.kind == "choice":  # one terminal: a row of the parser holds 2,000 of them
         choices = sorted(set(json.loads(outputs.text)))
         return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
-    if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
+    if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # llguidance's dialect
         return outputs.text, "lark"
     is_gbnf = outputs.kind == "grammar" and "::=" in outputs.text
     text = ESCAPE.sub(_read_escape, outputs.text) if is_gbnf else outputs.text
-    return text, outputs.kind  # to tell GBNF from Lark, and to translate it, may take the square of its length
+    return text, outputs.kind  # GBNF is translated in the process: that may take the square of its length
 
 
-def _read_escape(found: re.Match[str]) -> str:
-    """The character of an escape, or one of two digits where it may be a sign of the notation; any other escape is itself."""
-    digits = found[1] or found[2] or found[3]
+def _read_escape(match: re.Match[str]) -> str:
+    """The character of an escape, or an escape of two digits for an ASCII character; any other escape is unchanged."""
+    digits = match[1] or match[2] or match[3]
     code = 0x110000 if digits is None else int(digits, 16)
     if code < 0x80:
         return f"\\x{code:02x}"
-    return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else found[0]
+    return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else match[0]
 
 
 def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
-    """Of a schema, which may be taken apart."""
+    """The grammar of a schema; `is_apart`: with a rule for each part of it."""
     rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
     schema = normalized_schema(json.loads(outputs.text), field)
     rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
@@ -221,19 +219,20 @@ def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def tag_grammar(outputs: StructuredOutputs) -> str:
-    table, field = json.loads(outputs.text), "structured_outputs.structural_tag"
-    structures, triggers = table.get("structures"), table.get("triggers")
+    tag, field = json.loads(outputs.text), "structured_outputs.structural_tag"
+    structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidSamplingParams(field, " must have lists of structures and of triggers")
     if len(triggers) > MAX_TRIGGERS:
         raise InvalidSamplingParams(field, f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be")
     rules = Rules(lambda _: None)
     tags: list[str] = []
-    for own in structures:
-        begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
+    for entry in structures:
+        table = entry if isinstance(entry, dict) else {}
+        begin, end, schema = (table.get(name) for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
             raise InvalidSamplingParams(field, ": a structure has strings begin and end, and a schema")
-        trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
+        trigger = next((each for each in triggers if isinstance(each, str) and each and begin.startswith(each)), None)
         if trigger is None:
             raise InvalidSamplingParams(field, f": {shown(begin)} begins with none of the triggers")
         tags.append(f"tag_{len(tags)}")
@@ -244,11 +243,11 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
     return rules.text()
 
 
-def _told(message: str, outputs: StructuredOutputs, grammar: str) -> tuple[str, str]:
-    """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
+def _message(message: str, outputs: StructuredOutputs, grammar: str) -> tuple[str, str]:
+    """The field at fault and the reason, without the parser's state, and without llguidance's advice."""
     field = f"structured_outputs.{outputs.kind}"
-    place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
-    lines = grammar.split("\n")[int(place[1]) - 1 :] if place is not None else []
+    position = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
+    lines = grammar.split("\n")[int(position[1]) - 1 :] if position is not None else []
     if lines and OF_FIELD in lines[0]:
         field, message = lines[0].rpartition(OF_FIELD)[2], re.split(r"\n *\d+ \| ", message.partition("schema: ")[2])[0]
     why = " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]

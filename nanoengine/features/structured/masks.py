@@ -1,4 +1,4 @@
-"""GrammarMasks: leaves -inf of the logits of tokens that the masks of a step do not hold."""
+"""GrammarMasks: sets the logits of tokens outside of the masks of a step to -inf."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from nanoengine.features.structured.structured import MASKS, StepMasks
 
 
 class GrammarMasks(LogitsProcessor):
-    """The masks of a step are waited for behind the forward pass."""
+    """The processor of grammar masks. It waits for them behind the forward pass."""
 
     def __init__(self, device: Device):
         self.device = device
-        self.pieces: dict[int, int] = {}  # row -> how many masks it has
-        self.masks: StepMasks | None = None  # of the step that begins
-
-    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
+        self.pieces: dict[int, int] = {}  # row -> number of its masks
+        self.masks: StepMasks | None = None  # of the current step
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         assert self.masks is not None
@@ -32,7 +29,7 @@ class GrammarMasks(LogitsProcessor):
 
 
 class MaskPart(RunnerPart):
-    """Adds the processor to the sampler of a runner, and hands it the masks that come with plans."""
+    """The runner's part of masks: it passes those of a plan to the processor."""
 
     def __init__(self, runner: ModelRunner):
         self.processor = GrammarMasks(runner.device)

@@ -1,4 +1,4 @@
-"""StructuredOutputs: what the text of a request must look like."""
+"""StructuredOutputs: the grammar of the text of a request."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """What the text of a request must look like. Names follow vLLM. Exactly one of the first six is given.
+    """The grammar of the text of a request. Names follow vLLM. Exactly one of the first six is set.
 
     Args:
         json: a JSON schema, as a dict or as text.
         json_object: True: any JSON object.
         regex: an expression that the whole text matches, in the notation of Rust's crate regex.
-        choice: the text is one of these strings.
+        choice: strings; the text is one of them.
         grammar: a context-free grammar, in the notation of Lark or of GBNF (llama.cpp).
-        structural_tag: text in which every tag of a list has a content of its own, as a dict or as JSON text:
-            {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}. Where a trigger was written, the
-            beginning of a tag and its schema must follow.
+        structural_tag: free text with tags, each with a schema for its content, as a dict or as JSON text:
+            {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}. Behind a trigger, the beginning of a
+            tag and its schema must follow.
         disable_any_whitespace: False: JSON may have white space wherever JSON may. True: one space behind each comma and colon.
-        whitespace_pattern: an expression for the white space between parts of JSON, in the place of those.
-        with_thought: a thought in front of the answer is part of what is described. Otherwise it is free.
-        until: a function that pickles, and makes one for each completion, which is told each new piece of the text and gives the
-            reason if the text ends behind it: before the grammar does.
+        whitespace_pattern: an expression for the white space between parts of JSON, instead of these.
+        with_thought: the grammar includes a thought before the answer. Otherwise a thought is free.
+        until: a function that pickles, and makes one for each completion: that is called with each new piece of the text, and
+            returns a reason if the text ends behind it, before the grammar does.
 
     Raises:
         InvalidSamplingParams: none or several of the first six, or a value that none of them can have.
@@ -48,20 +48,20 @@ class StructuredOutputs:
     with_thought: bool = False
     until: Callable[[], Callable[[str], str | None]] | None = field(default=None, compare=False, repr=False)
     kind: str = field(init=False)
-    """Which of them is given."""
+    """The name of the field that is set."""
     text: str = field(init=False)
-    """What it says: JSON text of a schema, a list of choices or a structural tag; an expression or a grammar as it is."""
+    """Its value: JSON text of a schema, a list of choices or a structural tag; an expression or a grammar as it is."""
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) is not None]
+        kinds = [name for name in KINDS if getattr(self, name) is not None]
         if self.json_object is False:
-            given.remove("json_object")
-        if len(given) != 1:
+            kinds.remove("json_object")
+        if len(kinds) != 1:
             raise InvalidSamplingParams(
                 "structured_outputs",
-                f" gives {' and '.join(given) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}",
+                f" gives {' and '.join(kinds) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}",
             )
-        [kind] = given
+        [kind] = kinds
         value = getattr(self, kind)
         if kind == "choice":
             text = _choice_text(value)
@@ -80,12 +80,12 @@ class StructuredOutputs:
             _string("whitespace_pattern", self.whitespace_pattern)
         if self.until is not None and not callable(self.until):
             raise _wrong("until", f" is {shown(self.until)}: it must be a function, which JSON has not")
-        for name, own in (("kind", kind), ("text", text)):
-            object.__setattr__(self, name, own)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "text", text)
 
     @property
     def key(self) -> tuple[str, str, bool, str | None]:
-        """Equal keys: the same texts are allowed."""
+        """A key of the allowed texts."""
         return self.kind, self.text, self.disable_any_whitespace, self.whitespace_pattern
 
 
@@ -112,11 +112,11 @@ def _string(name: str, value: object) -> str:
 def _choice_text(value: object) -> str:
     if not isinstance(value, list | tuple) or not value:
         raise _wrong("choice", f" must be a list of strings, not {shown(value)}")
-    return json.dumps([_string("choice", own) for own in value], ensure_ascii=False)
+    return json.dumps([_string("choice", each) for each in value], ensure_ascii=False)
 
 
 def _table_text(name: str, value: object) -> str:
-    """JSON text of a table that is given as such or as text: no deeper than `MAX_DEPTH`, and with plain values only."""
+    """JSON text of a table or of its JSON text: no deeper than `MAX_DEPTH`, and with plain values only."""
     if isinstance(value, str):
         _check_length(name, value)
     try:

@@ -1,4 +1,4 @@
-"""Structured: follows the text of every constrained sequence, and has the masks of each step filled while it is computed."""
+"""Structured: follows the text of constrained sequences, and fills the masks of each step while it is computed."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
 from nanoengine.features.sampling.thinking import THOUGHT
-from nanoengine.features.structured.constraint import SLOW, Constraint, Forced
+from nanoengine.features.structured.constraint import SLOW, Constraint, ForcedText
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 
 LONG = re.compile('[^"]{4096}')
-"""In a grammar: a text that may take long. Its masks are filled ahead."""
+"""A long text in a grammar: masks of such a grammar may be slow, and are filled in advance."""
 
 MAX_WAIT = 0.0005
-"""Seconds that a step waits for masks which are filled ahead. Whose mask is later is left out of the step."""
+"""Seconds that a step waits for masks which are filled in advance. A sequence with a later mask is left out of the step."""
 
 MASKS = "grammar masks"
 """In `StepPlan.extras`: `StepMasks`."""
 
 
 class GrammarTooComplex(NoTokenLeft):
-    """A text is so ambiguous under its grammar that a mask takes more than its limit."""
+    """A text is so ambiguous in its grammar that a mask exceeds its limit."""
 
 
 class StepMasks:
-    """The masks of a step: which tokens each of its constrained samples may be.
+    """The masks of a step: the allowed tokens of each of its constrained samples.
 
     Args:
-        rows: of the runner, with how many masks each has, in the order of the samples.
-        bits: what is being filled: [num_masks, words] int32, a bit for each token, in little-endian words.
+        rows: (row of the runner, number of its masks), in the order of the samples.
+        bits: the masks, which are being filled: [num_masks, words] int32, a bit for each token, in little-endian words.
     """
 
     def __init__(self, rows: list[tuple[int, int]], bits: Future[np.ndarray]):
@@ -53,27 +53,28 @@ class StepMasks:
         return self._bits.result()
 
     def settle(self) -> None:
-        """Wait until they are filled, or it is known that they cannot be."""
+        """Wait until the masks are filled, or have failed."""
         wait([self._bits])
 
     def __reduce__(self) -> tuple[Callable[..., StepMasks], tuple[Any, ...]]:
-        """To another process it goes when it is filled."""
+        """The masks are pickled for another process when they are filled."""
         return _filled, (self.rows, self.wait())
 
 
 def _filled(rows: list[tuple[int, int]], bits: np.ndarray) -> StepMasks:
-    done: Future[np.ndarray] = Future()
-    done.set_result(bits)
-    return StepMasks(rows, done)
+    filled: Future[np.ndarray] = Future()
+    filled.set_result(bits)
+    return StepMasks(rows, filled)
 
 
 class Structured(PolicyPart):
-    """A constrained sequence is in one step at a time: the mask of a token depends on the token before it. All others overlap.
+    """The policy's part of grammars. A constrained sequence is in one step at a time, since the mask of a token depends on the
+    token before it. Other sequences overlap.
 
     Args:
         parts: of the policy.
-        drafter: one of them while there are constrained sequences; None: another one drafts all the time.
-        num_threads: that fill the masks of several sequences at once; None: llguidance's own choice.
+        drafter: a part while there are constrained sequences; None: the engine has another drafter.
+        num_threads: threads that fill the masks of several sequences; None: llguidance's default.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Structured(PolicyPart):
         self.is_idle = True
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
-        self._filler = ThreadPoolExecutor(1, "masks")  # llguidance has threads of its own, outside of Python's lock
+        self._filler = ThreadPoolExecutor(1, "masks")  # llguidance's threads run outside of Python's lock
         self._ahead = ThreadPoolExecutor(1, "masks ahead")
-        self._shared: dict[bytes, Forced] = {}
+        self._forced: dict[bytes, ForcedText] = {}
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._in_flight: dict[int, StepMasks] = {}  # by the number of the step
 
     def made(self, request: Request) -> None:
-        """Compile its grammar, in the thread of whoever asks."""
+        """Compile the grammar of a request, in the thread of the caller."""
         if (outputs := outputs_of(request)) is not None:
             self._made[request] = self.grammars.matcher(outputs, request.client, request.cache_salt)
 
@@ -101,18 +102,18 @@ class Structured(PolicyPart):
         self.is_idle = False
         if self.drafter is not None and self.drafter not in self.parts:
             self.parts.append(self.drafter)
-        matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
+        matcher = self._made.pop(request)  # not from the cache, which may have dropped it
         name = blake2b(repr((request.client, request.cache_salt, outputs.key)).encode(errors="replace"))
-        options: dict[str, Any] = {"name": name.digest(), "shared": self._shared, "long_text": self.grammars.long_text}
+        options: dict[str, Any] = {"name": name.digest(), "cache": self._forced, "long_text": self.grammars.long_text}
         options["is_large"] = LONG.search(outputs.text) is not None
         for seq in request.sequences:
             constraint = Constraint(
                 matcher.deep_copy(), None if outputs.with_thought else seq.state.get(THOUGHT), **options
             )
             constraint.read(seq.output_token_ids)
-            constraint.is_long = constraint.is_large  # who asks next looks
+            constraint.is_long = constraint.is_large  # examined by the next call
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
-            seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
+            seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # at the end of the grammar, also with `ignore_eos`
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         late: dict[Future[np.ndarray], set[Sequence]] = {}
@@ -124,22 +125,23 @@ class Structured(PolicyPart):
         if late:
             still_late = wait(late, MAX_WAIT).not_done
             seqs = {seq for mask in still_late for seq in late[mask]}
-            if still_late and seqs.issuperset(scheduler.running):  # there is nothing else to do
+            if still_late and seqs.issuperset(scheduler.running):  # the step would be empty
                 still_late = wait(still_late, return_when=FIRST_COMPLETED).not_done
             for mask in still_late:
                 yield from late[mask]
 
     def _fill_ahead(self, seqs: list[Sequence]) -> None:
-        """Begin with the next masks of those that may be slow; one for all in the same state."""
+        """Begin to fill the next masks of constraints that may be slow; one for all in the same state."""
         masks: dict[bytes, Future[np.ndarray]] = {}
         for seq in seqs:
-            own = self.constraints.get(seq)
-            if own is None or seq.finished or own.ahead is not None or not own.holds:
+            constraint = self.constraints.get(seq)
+            if constraint is None or seq.finished or constraint.ahead is not None or not constraint.holds:
                 continue
-            if (own.is_watched or own.is_large) and not (own.is_long and own.long_tokens()):
-                if own.state not in masks:
-                    masks[own.state] = self._ahead.submit(own.fill_ahead, self._num_words)
-                own.ahead = masks[own.state]
+            is_slow = constraint.is_watched or constraint.is_large
+            if is_slow and not (constraint.is_long and constraint.long_tokens()):
+                if (state := constraint.state) not in masks:
+                    masks[state] = self._ahead.submit(constraint.fill_ahead, self._num_words)
+                constraint.ahead = masks[state]
 
     @property
     def _num_words(self) -> int:
@@ -148,72 +150,75 @@ class Structured(PolicyPart):
     def complete(self, step: Step) -> None:
         if not self.constraints:
             return
-        asked: list[tuple[Constraint, list[int]]] = []
-        rows: list[tuple[int, int]] = []
         samples: list[tuple[Sequence, tuple[int, ...]]] = [(seq, ()) for seq in step.decodes]
         samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
+        rows: list[tuple[int, int]] = []
+        constrained: list[tuple[Constraint, list[int]]] = []
         for seq, drafts in samples:
             constraint = self.constraints.get(seq)
             if constraint is not None and constraint.holds:
-                asked.append((constraint, list(drafts)))
+                constrained.append((constraint, list(drafts)))
                 rows.append((seq.row, 1 + len(drafts)))
-        if asked:
-            masks = StepMasks(rows, self._filler.submit(self._fill, asked))
+        if constrained:
+            masks = StepMasks(rows, self._filler.submit(self._fill, constrained))
             self._in_flight[step.number] = step.plan.extras[MASKS] = masks
 
-    def _fill(self, asked: list[tuple[Constraint, list[int]]]) -> np.ndarray:
+    def _fill(self, constrained: list[tuple[Constraint, list[int]]]) -> np.ndarray:
+        """The masks of a step: for each constraint and its drafts, 1 + num_drafts rows of [words] int32."""
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
-        firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
+        firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in constrained)]).tolist()
         words = self._num_words
         bits = np.zeros((firsts[-1], words), np.int32)
         target = bits.ctypes.data, 4 * words, len(bits)
-        alike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
-        for number, (own, drafts) in enumerate(asked):
-            alike.setdefault((own.state, tuple(drafts)), []).append(number)
-        placed = [(*asked[numbers[0]], firsts[numbers[0]]) for numbers in alike.values()]
-        together: list[tuple[LLMatcher, int]] = []
+        equal: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}  # indices of constraints with equal masks
+        for index, (constraint, drafts) in enumerate(constrained):
+            equal.setdefault((constraint.state, tuple(drafts)), []).append(index)
+        distinct = [(*constrained[indices[0]], firsts[indices[0]]) for indices in equal.values()]
+        plain: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
-        for own, drafts, first in placed:
-            mask = None if own.ahead is None else own.ahead.result()
-            if own.error or (own.is_long and own.fill_long(bits[first : first + 1 + len(drafts)], drafts)):
+        for constraint, drafts, first in distinct:
+            mask = None if constraint.ahead is None else constraint.ahead.result()
+            rows = bits[first : first + 1 + len(drafts)]
+            if constraint.error or (constraint.is_long and constraint.fill_long(rows, drafts)):
                 continue
             if drafts:
-                drafted.append((own.matcher, first, drafts))
+                drafted.append((constraint.matcher, first, drafts))
             elif mask is not None:
                 bits[first] = mask
-            elif own.is_watched:  # alone: nobody else's time is counted
-                bits[first] = own.fill_ahead(words)
+            elif constraint.is_watched:  # alone, so that only its time is measured
+                bits[first] = constraint.fill_ahead(words)
             else:
-                together.append((own.matcher, first))
+                plain.append((constraint.matcher, first))
         start = perf_counter()
-        if together:
-            self._executor.unsafe_compute_mask_ptr(together, *target)
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *target)
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
-        if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will say
-            for own, _, _ in placed:
-                own.is_watched = True
-        for numbers, (own, drafts, first) in zip(alike.values(), placed, strict=True):
+        if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will show
+            for constraint, _, _ in distinct:
+                constraint.is_watched = True
+        for indices, (constraint, drafts, first) in zip(equal.values(), distinct, strict=True):
             rows = bits[first : first + 1 + len(drafts)]
-            if not own.is_long:
-                own.long_tokens()
-            if own.error:  # beyond a limit; otherwise it would allow an end
+            if not constraint.is_long:
+                constraint.long_tokens()
+            if constraint.error:  # beyond a limit; otherwise the mask would allow an end
                 rows[:] = 0
-            for number in numbers[1:]:
-                other = asked[number][0]
-                other.failure, other.is_watched, other.is_long = own.error, own.is_watched, own.is_long
-                bits[firsts[number] : firsts[number] + len(rows)] = rows
-        for (own, _), first in zip(asked, firsts, strict=False):
-            for token in () if own.error else own.also:
+            for index in indices[1:]:
+                other = constrained[index][0]
+                other.failure, other.is_long = constraint.error, constraint.is_long
+                other.is_watched = constraint.is_watched
+                bits[firsts[index] : firsts[index] + len(rows)] = rows
+        for (constraint, _), first in zip(constrained, firsts, strict=False):
+            for token in () if constraint.error else constraint.also:
                 bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
         return bits
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if (masks := self._in_flight.pop(step.number, None)) is not None:
-            masks.settle()  # a step that failed may be over before its masks
+            masks.settle()  # a failed step may end before its masks
         self._rest()
-        # Behind a step that failed there are no new tokens, and the masks of the next one may use what would be read.
+        # A failed step has no new tokens, and the masks of the next one may be using the constraints.
         if not self.constraints or isinstance(result, BaseException):
             return
         for seq in seqs:
@@ -235,7 +240,7 @@ class Structured(PolicyPart):
         self._rest()
 
     def _rest(self) -> None:
-        """Until another constrained request comes: no masks are filled, and no text is followed."""
+        """Become idle without constrained sequences and masks."""
         self.is_idle = not self.constraints and not self._in_flight
 
     def close(self) -> None:
@@ -246,5 +251,5 @@ class Structured(PolicyPart):
 
 
 def outputs_of(request: Request) -> StructuredOutputs | None:
-    found: StructuredOutputs | None = getattr(request.params, "structured_outputs", None)
-    return found
+    outputs: StructuredOutputs | None = getattr(request.params, "structured_outputs", None)
+    return outputs

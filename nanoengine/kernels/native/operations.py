@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens, Weight
-from nanoengine.core.sampling import LEAST_TEMPERATURE, Kept, SamplingTable
+from nanoengine.core.sampling import LEAST_TEMPERATURE, FilteredLogits, SamplingTable
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, wrong
 from nanoengine.kernels.native.c_functions import c_functions
@@ -232,7 +232,7 @@ class NativeKernels(NativeRecurrences, Kernels):
         self.c.log_sum_exp(address(logits, torch.float32), out.data_ptr(), *logits.shape)
         return out
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
         return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)
 
 

@@ -94,7 +94,7 @@ def drafted_buckets(max_seqs: int, num_drafts: int) -> list[Bucket]:
 
 def pad(packed: PackedStep, shape: PackedStep, rows: Rows) -> PackedStep:
     """`shape` with the numbers of a step, filled up with runs of the padding row: their tokens are written nowhere."""
-    count, sections = len(packed.query_lens), shape.take_memory(rows.device)
+    count, sections = len(packed.query_lens), shape.allocate(rows.device)
     shape.numbers.zero_()
     row, _, starts, _, sampled_tokens, sampled_rows, _ = sections
     row[:] = sampled_rows[:] = rows.padding_row

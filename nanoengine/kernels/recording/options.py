@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check
+from nanoengine.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOptions:
+class RecordingOptions(Options):
     """Options of recordings.
 
     Args:
@@ -16,6 +16,3 @@ class RecordingOptions:
     """
 
     enforce_eager: bool = False
-
-    def __post_init__(self) -> None:
-        check(self)

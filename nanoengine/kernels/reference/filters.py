@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from nanoengine.core.sampling import Kept, drop_unlikely, keep_probable
+from nanoengine.core.sampling import FilteredLogits, drop_unlikely, keep_probable
 
 FIRST_TRY = 1024
 """Likeliest tokens that are looked at where top_k does not say how many there can be."""
@@ -18,7 +18,7 @@ NEXT_TRY = 16
 
 def keep_likeliest(
     logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, log_sum_exp: Callable[[Tensor], Tensor]
-) -> Iterator[Kept]:
+) -> Iterator[FilteredLogits]:
     """The tokens that pass the filters of each row. Rows for which few tokens are enough come first, as one batch: the cost of a
     row depends on its filters.
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
-from nanoengine.core.sampling import Kept
+from nanoengine.core.sampling import FilteredLogits
 from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.kernels.reference.filters import keep_likeliest
@@ -92,7 +92,7 @@ class TorchKernels(Kernels):
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
         return keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp)
 
 

@@ -1,1 +1,1 @@
-"""Tensor parallelism: several processes share a model, and compute what one would, to the bit."""
+"""Tensor parallelism: several processes compute one model, with the bits of a single process."""

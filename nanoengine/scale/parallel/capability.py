@@ -1,5 +1,5 @@
-"""Tensor parallelism as a capability. In the process that has the requests it starts a group of ranks; in each rank it takes a
-part of every weight, and of the heads and their K/V.
+"""Tensor parallelism as a capability. The process with the requests starts a group of ranks; each rank computes a part of every
+weight, and of the heads and their K/V.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel import context
 from nanoengine.scale.parallel.communicator import Communicator, Distributed, SharedMemory
 from nanoengine.scale.parallel.context import ContextAttention, ContextRunner, check_context
-from nanoengine.scale.parallel.group import Group, GroupFactory
+from nanoengine.scale.parallel.group import GroupFactory, RankGroup
 from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
-from nanoengine.scale.parallel.shares import Shares
+from nanoengine.scale.parallel.partition import Partition
 from nanoengine.scale.parallel.states import units_of_ranks
-from nanoengine.scale.worker.elsewhere import NOT_THERE, check_shared, replaced, take_model_away
+from nanoengine.scale.worker.elsewhere import FRONT_ONLY, check_shared, replaced
 from nanoengine.scale.worker.member import Member
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
-SHARED = (SelfAttention, Mixer, MLP, SquaredMLP, SparseMLP, NoPart)
-"""Parts of layers whose weights `GroupFactory` can share out."""
+PARTITIONED = (SelfAttention, Mixer, MLP, SquaredMLP, SparseMLP, NoPart)
+"""Parts of layers whose weights `GroupFactory` can partition."""
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
-"""Options of capabilities whose policy reads the tensors of the runner, which are in other processes here."""
+"""Options of capabilities whose policy reads tensors of the runner, which are in other processes here."""
 
 
 class Parallel(Capability):
-    """In the process that has the requests, it takes the model and the runner away from the capabilities behind it, and a
-    `RemoteRunner` starts the ranks. In a rank, it sets the factory with which the model is made.
+    """Tensor parallelism at start-up. The process with the requests has no model, and its runner is a `RemoteRunner`, which
+    starts the ranks. In a rank, `startup.factory` makes the model.
     """
 
     options = ParallelOptions
-    group: Group | None = None
+    group: RankGroup | None = None
 
     def describe(self, startup: Startup) -> None:
         config = startup.config
-        self.asked = config.of(ParallelOptions)
-        startup.num_ranks = self.asked.tensor_parallel_size
+        self.options_used = config.of(ParallelOptions)
+        startup.num_ranks = self.options_used.tensor_parallel_size
         if startup.num_ranks > 1 and Member not in config.options:
             refuse(config)
-            take_model_away(startup, self)
+            startup.runner_elsewhere = True
 
     def model(self, startup: Startup) -> DenseDecoder | None:
         member = startup.config.options.get(Member)
@@ -68,22 +68,22 @@ class Parallel(Capability):
         if member is None:
             check_pool(startup)
             check_shared(startup, startup.num_ranks)
-            return cast(DenseDecoder, self)  # nobody in this process looks at it
+            return cast(DenseDecoder, self)  # a placeholder: this process computes nothing
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)
         _launch_in_order(startup.kernels, startup.backend)
-        self.group = group = Group(config, communicator, shares_context=self.asked.shares_context)
-        if group.shares_context:
+        self.group = group = RankGroup(config, communicator, splits_context=self.options_used.splits_context)
+        if group.splits_context:
             assert isinstance(startup.backend, NativeAttention)
             assert isinstance(communicator, SharedMemory)
             startup.backend = ContextAttention(startup.backend, communicator)
         else:
-            startup.num_kv_heads = len(group.shares.kv_heads[group.rank])
+            startup.num_kv_heads = len(group.partition.kv_heads[group.rank])
 
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.factory, startup.kept_rows = factory, group.kept_rows
+        startup.factory, startup.kept_rows = factory, group.rows_of_rank
         return None
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
@@ -91,7 +91,7 @@ class Parallel(Capability):
         if device.type == "cuda":
             return Distributed(member, "nccl", device)
         num_bytes = row_bytes(config)
-        if self.asked.shares_context:
+        if self.options_used.splits_context:
             max_len = startup.config.max_model_len or config.max_position_embeddings
             num_bytes = max(num_bytes, context.row_bytes(config, max_len))
         return SharedMemory.of_member(member, num_bytes)
@@ -102,30 +102,30 @@ class Parallel(Capability):
             return
         if self.group is not None:
             check_layers(cast(Decoder, startup.model).layers, size)
-        shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
+        partition = Partition(size, config.num_heads, config.num_kv_heads, config.head_dim)
         if config.states is not None:
-            units_of_ranks(config.states, size)  # raises InvalidConfig if a rank would have none
-        if self.asked.shares_context:
+            units_of_ranks(config.states, size)  # raises InvalidConfig for a rank without heads
+        if self.options_used.splits_context:
             check_context(startup, size)
         elif self.group is None:
-            # The pool's bytes are those of all ranks. Of K/V heads that several of them have, there is more than one copy.
-            copies = sum(map(len, shares.kv_heads)) - config.num_kv_heads
+            # The pool has the bytes of all ranks. A K/V head that several ranks have counts once for each.
+            copies = sum(map(len, partition.kv_heads)) - config.num_kv_heads
             startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
         else:
             rank = self.group.rank
             for part in (part for layer in cast(Decoder, startup.model).layers for part in layer.mixing):
                 if isinstance(part, SelfAttention):
-                    part.attention.num_kv_heads = len(shares.kv_heads[rank])
-                    part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
+                    part.attention.num_kv_heads = len(partition.kv_heads[rank])
+                    part.gate_size = part.gate_size and len(partition.heads[rank]) * config.head_dim
                     if (sinks := part.attention.sinks) is not None:
-                        part.attention.sinks = sinks[shares.heads[rank].start : shares.heads[rank].stop]
+                        part.attention.sinks = sinks[partition.heads[rank].start : partition.heads[rank].stop]
 
     def new_runner(self, startup: Startup) -> ModelRunner | None:
         if startup.num_ranks == 1:
             return None
         if self.group is None:
             return _remote_runner(startup)
-        return startup.new_runner(partial(ContextRunner, self.group)) if self.group.shares_context else None
+        return startup.new_runner(partial(ContextRunner, self.group)) if self.group.splits_context else None
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
@@ -136,10 +136,10 @@ class Parallel(Capability):
 
 
 def _remote_runner(startup: Startup) -> ModelRunner:
-    """Ranks with pools of so many blocks; from them they know, too, how long a sequence may be."""
+    """Ranks with pools of `startup.num_blocks`, which also bound the length of a sequence there."""
     config, size = startup.config, startup.num_ranks
     same = replace(
-        replaced(config, NOT_THERE),
+        replaced(config, FRONT_ONLY),
         device=startup.device.torch_device.type,
         num_threads=max(1, startup.device.num_threads // size),  # of this process, which computes nothing
         num_kv_blocks=startup.num_blocks,
@@ -151,15 +151,15 @@ def _remote_runner(startup: Startup) -> ModelRunner:
 
 
 def refuse(config: EngineConfig) -> None:
-    """Raise InvalidConfig if one of the options in REFUSED has another value than its default."""
-    for own in config.options.values():
+    """Raise InvalidConfig for an option in REFUSED with another value than its default."""
+    for options in config.options.values():
         for name in REFUSED:
-            if hasattr(own, name) and getattr(own, name) not in (None, getattr(type(own)(), name)):
+            if hasattr(options, name) and getattr(options, name) not in (None, getattr(type(options)(), name)):
                 raise InvalidConfig(f"{name} is not computed by ranks: leave it out, or tensor_parallel_size")
 
 
 def check_pool(startup: Startup) -> None:
-    """Raise InvalidConfig if the pool of GPUs would have to be measured, which only the ranks could do."""
+    """Raise InvalidConfig for a pool on GPUs without a size: only the ranks could measure it."""
     config = startup.config
     if startup.device.is_cuda and config.num_kv_blocks is None and config.kv_cache_memory is None:
         raise InvalidConfig(
@@ -168,16 +168,14 @@ def check_pool(startup: Startup) -> None:
 
 
 def _launch_in_order(*users: object) -> None:
-    """Let no Triton kernel start before the kernel before it has ended: between them are gathers, and biases that are made at
-    their first use.
-    """
+    """Turn off dependent launches of Triton kernels: gathers run between kernels, and biases are made at their first use."""
     for user in users:
         if isinstance(tuning := getattr(user, "tuning", None), Tuning):
             user.tuning = replace(tuning, dependent_launch=0)  # type: ignore[attr-defined]
 
 
 class EndOfStep(RunnerPart):
-    """Checks at the end of a step that all ranks have taken part in it."""
+    """Checks at the end of a step that all ranks took part in it."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -187,14 +185,10 @@ class EndOfStep(RunnerPart):
 
 
 def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
-    """Check that ranks can share every part of every layer.
-
-    Raises:
-        InvalidConfig: a layer has a part whose weights cannot be shared.
-    """
+    """Raise InvalidConfig for a layer with a part that ranks cannot partition."""
     for layer in layers:
         for part in (*layer.mixing, layer.mlp):
-            if not isinstance(part, SHARED):
+            if not isinstance(part, PARTITIONED):
                 raise InvalidConfig(
                     f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "
                     "share: use 1"
@@ -202,7 +196,7 @@ def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """Upper bound of the bytes of a row that is gathered."""
+    """Upper bound of the bytes of a gathered row."""
     experts = 0 if config.experts is None else config.experts.intermediate_size
     heads, states = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.states
     of_states = 0 if states is None else max(states.channels, states.num_heads * states.width)

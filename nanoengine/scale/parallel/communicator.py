@@ -1,4 +1,4 @@
-"""Communicator: gathers the results of all ranks of a group."""
+"""Communicators: all-gather among the ranks of a group. All ranks must make the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,33 +22,14 @@ SEAT_BYTES = 128
 LEAST_SLOT_BYTES = 1 << 20
 
 
-class Communicator(Protocol):
-    """The connection of a rank to the others. All ranks must make the same calls in the same order."""
-
-    rank: int
-    size: int
-
-    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
-        """The parts of all ranks, side by side: [n, widths[rank]] -> [n, sum of widths]."""
-        ...
-
-    def check(self) -> None:
-        """Called at the end of a step.
-
-        Raises:
-            RankLost: a rank did not come in time, so the results of the step are of no use.
-        """
-        ...
-
-
 class SharedMemory:
-    """Ranks that are processes of one machine, or threads of one process, with shared memory between them (gather.cpp). Steps
-    with such calls can be recorded.
+    """Shared memory of ranks, which are processes of one machine or threads of one process (gather.cpp). Steps with such calls
+    can be recorded.
 
     Args:
         memory: [bytes_of(size, row_bytes)] uint8, zeros at first.
         row_bytes: of the widest row of a part.
-        seconds: how long a rank waits for another.
+        seconds: limit of the wait for another rank.
     """
 
     def __init__(self, memory: Tensor, rank: int, size: int, row_bytes: int, seconds: float):
@@ -71,14 +51,20 @@ class SharedMemory:
         return cls(memory, member.rank, member.size, row_bytes, member.step_seconds)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """The parts of all ranks, side by side: [n, widths[rank]] -> [n, sum of widths]."""
         part = part.contiguous()
         out, size = part.new_empty(len(part), sum(widths)), len(part) * widths[self.rank]
-        where = self.memory.data_ptr(), self.rank, self.size, self.slot_bytes, self.seconds
-        given = self._in_bytes(widths, part.itemsize), address(part, part.dtype, size)
-        self.c.gather(*where, *given, out.data_ptr(), len(part))
+        seat = self.memory.data_ptr(), self.rank, self.size, self.slot_bytes, self.seconds
+        source = self._in_bytes(widths, part.itemsize), address(part, part.dtype, size)
+        self.c.gather(*seat, *source, out.data_ptr(), len(part))
         return out
 
     def check(self) -> None:
+        """Called at the end of a step.
+
+        Raises:
+            RankLost: a rank did not arrive in time, so the results of the step are of no use.
+        """
         lost = self.c.lost_rank(self.memory.data_ptr(), self.rank)
         if lost >= 0:
             raise RankLost(
@@ -86,7 +72,7 @@ class SharedMemory:
             )
 
     def _in_bytes(self, widths: Sequence[int], itemsize: int) -> int:
-        """Address of the widths in bytes, as the kernel takes them; it stays valid for recorded steps."""
+        """Address of the widths in bytes, for the kernel; it stays valid for recorded steps."""
         key = (*widths, itemsize)
         if key not in self._widths:
             self._widths[key] = torch.tensor(widths, dtype=torch.int64, device="cpu") * itemsize
@@ -94,10 +80,10 @@ class SharedMemory:
 
 
 class Distributed:
-    """Ranks with torch.distributed between them: NCCL between GPUs. CUDA graphs can record its calls after the first one.
+    """torch.distributed among ranks: NCCL between GPUs. CUDA graphs can record its calls after the first one.
 
     Args:
-        member: the place of this process in the group.
+        member: rank of this process, and size of the group.
         backend: of torch.distributed.
         device: of the tensors.
     """
@@ -110,13 +96,18 @@ class Distributed:
         self.gather(torch.zeros(1, 1, dtype=torch.float32, device=device), [1] * self.size)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """As `SharedMemory.gather`."""
         widest = max(widths)
-        own = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
-        parts = own.new_empty(self.size, *own.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), own.contiguous())
+        padded = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
+        parts = padded.new_empty(self.size, *padded.shape)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), padded.contiguous())
         return torch.cat([parts[rank, :, :width] for rank, width in enumerate(widths)], dim=1)
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Nothing: the library raises by itself."""
+
+
+Communicator = SharedMemory | Distributed
 
 
 def _slot_bytes(row_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 The tokens of a sequence are cut into parts, and rank r has every part i with i % ranks == r. Attention of one device adds up the
 same parts (docs/determinism.md): a rank computes its parts as one device would, and the parts of all ranks are merged in the
-order of one device, so the bits are equal. A block has block_size tokens; each rank keeps its share of every block.
+order of one device, so the bits are equal. A block has block_size tokens; each rank stores the same number of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,17 @@ from nanoengine.core.startup import Startup
 from nanoengine.kernels.native.attention import NativeAttention, num_shared
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel.communicator import SharedMemory
-from nanoengine.scale.parallel.group import Group
+from nanoengine.scale.parallel.group import RankGroup
 
 PART = 256
-"""Tokens that stay together, as attention_parts.h has it."""
+"""Tokens of a part, as in attention_parts.h."""
 
 TOKENS_AT_ONCE = 16
-"""New tokens of the longest sequence for which the ranks exchange results at once."""
+"""New tokens of the longest sequence in one exchange of results among ranks."""
 
 
 def check_context(startup: Startup, ranks: int) -> None:
-    """Check that the model, the attention backend and the block size allow for it.
-
-    Raises:
-        InvalidConfig: one of them does not.
-    """
+    """Raise InvalidConfig for a model, an attention backend or a block size without context parallelism."""
     name, size = f"decode_context_parallel_size is {ranks}", startup.block_size
     windows = [window for window in startup.windows or () if window is not None]
     if windows:
@@ -49,32 +45,32 @@ def check_context(startup: Startup, ranks: int) -> None:
 
 
 def local_slots(slots: Tensor, block_size: int, ranks: int, rank: int, interleave: int = PART) -> Tensor:
-    """Slots of one device -> slots of this rank; -1 for tokens of other ranks."""
+    """Slots of this rank for slots of one device, [n] int64 each; -1 for tokens of other ranks."""
     blocks, offsets = slots // block_size, slots % block_size
-    is_own = (slots >= 0) & (offsets // interleave % ranks == rank)
-    own = blocks * (block_size // ranks) + offsets // (interleave * ranks) * interleave + offsets % interleave
-    return torch.where(is_own, own, -1)
+    is_local = (slots >= 0) & (offsets // interleave % ranks == rank)
+    local = blocks * (block_size // ranks) + offsets // (interleave * ranks) * interleave + offsets % interleave
+    return torch.where(is_local, local, -1)
 
 
 def row_bytes(config: ModelConfig, max_len: int) -> int:
-    """Most bytes that a rank sends at once."""
+    """Upper bound of the bytes that a rank sends in one exchange."""
     return TOKENS_AT_ONCE * _token_bytes(max_len, config.num_heads, config.head_dim)
 
 
 class ContextAttention(NativeAttention):
-    """Attention of a rank that has some tokens of all heads.
+    """Attention of a rank with some tokens of all heads.
 
     Args:
-        whole: of one device.
+        whole: the attention of one device.
         communicator: of the ranks, which exchange partial results in its memory.
     """
 
     def __init__(self, whole: NativeAttention, communicator: SharedMemory):
-        own = communicator
-        super().__init__(whole.block_size // own.size, c=whole.c)  # tokens of a block that this rank keeps
+        ranks = communicator
+        super().__init__(whole.block_size // ranks.size, c=whole.c)  # tokens of a block that this rank stores
         self.quantized = whole.quantized
-        self._slot_bytes = own.slot_bytes
-        self._where = own.memory.data_ptr(), own.rank, own.size, own.slot_bytes, own.seconds
+        self._slot_bytes = ranks.slot_bytes
+        self._seat = ranks.memory.data_ptr(), ranks.rank, ranks.size, ranks.slot_bytes, ranks.seconds
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """Attention of new tokens, in decodes and in chunks of prompts: the same products in the same order."""
@@ -85,14 +81,14 @@ class ContextAttention(NativeAttention):
         for i, count in enumerate(runs.query_lens_list):
             for first in range(0, count, at_once):
                 last = min(first + at_once, count)
-                piece = Runs(
+                part = Runs(
                     query_start_loc=torch.tensor([0, last - first], dtype=torch.int32, device="cpu"),
                     seq_lens=(runs.seq_lens[i : i + 1] - (count - last)).clamp(min=0),
                     block_tables=runs.block_tables[i : i + 1],
                     query_lens_list=[last - first],
                     seq_lens_list=[runs.seq_lens_list[i] - (count - last)],
                 )
-                outs.append(self._decode(q[start + first : start + last], kv, piece, spec, sinks, 0))
+                outs.append(self._decode(q[start + first : start + last], kv, part, spec, sinks, 0))
             start += count
         return torch.cat(outs)
 
@@ -101,26 +97,26 @@ class ContextAttention(NativeAttention):
     def _decode(
         self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None, shared: int
     ) -> Tensor:
-        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, shared, *self._where)
+        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, shared, *self._seat)
 
 
 class ContextRunner(ModelRunner):
-    """The runner of such a rank: K/V of tokens of other ranks are not written.
+    """Runner of a rank with some tokens of all heads: it does not write K/V of other tokens.
 
     Args:
         group: of the ranks.
-        given: as for a `ModelRunner`.
+        rest: arguments of `ModelRunner`.
     """
 
-    def __init__(self, group: Group, *given: Any):
-        super().__init__(*given)
+    def __init__(self, group: RankGroup, *rest: Any):
+        super().__init__(*rest)
         self._group = group
 
     def batch(self, packed: PackedStep) -> InputBatch:
-        found, ranks = super().batch(packed), self._group.communicator
-        for own in {id(each): each for each in found.metadata}.values():  # layers of one KV group share it
-            own.slot_mapping = local_slots(own.slot_mapping, self.block_size, ranks.size, ranks.rank)
-        return found
+        batch, ranks = super().batch(packed), self._group.communicator
+        for metadata in {id(each): each for each in batch.metadata}.values():  # layers of one KV group share it
+            metadata.slot_mapping = local_slots(metadata.slot_mapping, self.block_size, ranks.size, ranks.rank)
+        return batch
 
 
 def _token_bytes(num_tokens: int, num_heads: int, head_dim: int) -> int:

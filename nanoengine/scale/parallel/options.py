@@ -10,7 +10,7 @@ from nanoengine.core.options import check, option
 MOST_RANKS = 64
 
 MOST_SECONDS = 2e6
-"""What poll(2) can wait: it counts milliseconds in 31 bits."""
+"""Limit of the timeouts of poll(2), which counts milliseconds in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,12 @@ class ParallelOptions:
     """Options of tensor parallelism.
 
     Args:
-        tensor_parallel_size: processes that share the weights and the KV cache: GPUs of this machine, or parts of its CPU cores.
+        tensor_parallel_size: processes among which weights and KV cache are divided: GPUs of this machine, or parts of its cores.
             At most as many as the model has query heads.
         decode_context_parallel_size: 1: each process has the K/V of some heads. As many as tensor_parallel_size: each has some
             tokens of all heads, which takes less memory where a model has fewer K/V heads than there are processes. It needs a
             block_size of 256 tokens for each process, or a multiple.
-        worker_step_seconds: when the step of a process takes longer, all processes that share the model are ended. Above 0.
+        worker_step_seconds: when the step of a process takes longer, all processes of the model are ended. Above 0.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -42,6 +42,6 @@ class ParallelOptions:
             )
 
     @property
-    def shares_context(self) -> bool:
+    def splits_context(self) -> bool:
         """Whether each rank has some tokens of all heads, and not all tokens of some."""
         return self.decode_context_parallel_size > 1

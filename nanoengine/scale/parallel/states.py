@@ -1,18 +1,18 @@
-"""Which part of layers with states each rank computes: heads, as those of attention, or channels where there are no heads."""
+"""Partition of layers with states among ranks: by heads, as in attention, or by channels where there are no heads."""
 
 from __future__ import annotations
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.layers.share import Unit
 from nanoengine.models.model_config import StateConfig
-from nanoengine.scale.parallel.shares import Shares, outputs
+from nanoengine.scale.parallel.partition import Partition, outputs
 
 
 def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
-    """Heads and groups, or channels, of each rank. A group of heads is shared out like a K/V head with its query heads.
+    """Heads and groups, or channels, of each rank. A group of heads is partitioned like a K/V head with its query heads.
 
     Raises:
-        InvalidConfig: some rank would have no head, or the heads of a group stand apart.
+        InvalidConfig: more ranks than heads, or the heads of a group stand apart.
     """
     if facts.is_tiled and facts.num_heads > facts.num_groups:
         raise InvalidConfig(
@@ -21,5 +21,5 @@ def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
         )
     if not facts.num_heads:
         return {"channels": outputs(facts.channels, size)}
-    shares = Shares(size, facts.num_heads, facts.num_groups, facts.width, "heads in its layers with states")
-    return {"heads": shares.heads, "groups": shares.kv_heads}
+    partition = Partition(size, facts.num_heads, facts.num_groups, facts.width, "heads in its layers with states")
+    return {"heads": partition.heads, "groups": partition.kv_heads}

@@ -1,4 +1,4 @@
-"""Weights of a rank, which has some outputs of each matrix."""
+"""Weights of a rank: some outputs of each matrix."""
 
 from __future__ import annotations
 
@@ -13,83 +13,83 @@ from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTenso
 
 
 class PartOfRows:
-    """A slot for a whole matrix, of which the rows in some ranges are kept; the other rows are dropped.
+    """A slot for a whole matrix: rows in some ranges are copied, and the other rows are dropped.
 
     Args:
-        pieces: ranges of rows of the source, and the slot of each.
+        slots: of each range of rows of the source.
     """
 
-    def __init__(self, shape: torch.Size, pieces: Sequence[tuple[range, QuantizedSlot]]):
-        self.shape, self.pieces = shape, pieces
+    def __init__(self, shape: torch.Size, slots: Sequence[tuple[range, QuantizedSlot]]):
+        self.shape, self.slots = shape, slots
 
     def parts(
         self, source: Tensor | QuantizedTensor | QuantizedExperts
     ) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]:
         assert not isinstance(source, QuantizedExperts)
-        for rows, place in self.pieces:
-            yield source[slice(rows.start, rows.stop)], place
+        for rows, slot in self.slots:
+            yield source[slice(rows.start, rows.stop)], slot
 
     def copy_(self, source: Tensor) -> None:
-        for rows, place in self.pieces:
-            place.copy_(source[rows.start : rows.stop])
+        for rows, slot in self.slots:
+            slot.copy_(source[rows.start : rows.stop])
 
     def copy_quantized(self, source: QuantizedTensor) -> None:
-        for rows, place in self.pieces:
-            place.copy_quantized(source[slice(rows.start, rows.stop)])
+        for rows, slot in self.slots:
+            slot.copy_quantized(source[slice(rows.start, rows.stop)])
 
 
 class PartialWeight:
-    """A matrix of which this rank has some outputs, in `own`: of each projection the outputs in a range.
+    """A matrix of which this rank has a `shard`: in each projection, the outputs in a range.
 
     Args:
         shape: of the whole matrix, (outputs, inputs).
         ranges: this rank's outputs of each projection.
-        columns: the outputs of every rank, if they are gathered; None: a rank goes on with its own outputs.
+        columns: the outputs of every rank, where they are gathered; None: a rank goes on with its outputs alone.
     """
 
     def __init__(
-        self, own: QuantizableWeight, shape: tuple[int, int], ranges: Sequence[range], columns: list[range] | None
+        self, shard: QuantizableWeight, shape: tuple[int, int], ranges: Sequence[range], columns: list[range] | None
     ):
-        self.own, self.shape, self.ranges, self.columns = own, torch.Size(shape), ranges, columns
+        self.shard, self.shape, self.ranges, self.columns = shard, torch.Size(shape), ranges, columns
         self._bias: Tensor | None = None
 
     def formats(self) -> Mapping[str, int]:
-        return self.own.formats()
+        return self.shard.formats()
 
     def rows(self, first: int, count: int) -> PartOfRows:
-        pieces, at = [], 0
-        for own in self.ranges:
-            start, stop = max(own.start, first), min(own.stop, first + count)
+        slots, at = [], 0
+        for rows in self.ranges:
+            start, stop = max(rows.start, first), min(rows.stop, first + count)
             if start < stop:
-                place = self.own.rows(at + start - own.start, stop - start)
-                pieces.append((range(start - first, stop - first), place))
-            at += len(own)
-        return PartOfRows(torch.Size((count, self.shape[1])), pieces)
+                slot = self.shard.rows(at + start - rows.start, stop - start)
+                slots.append((range(start - first, stop - first), slot))
+            at += len(rows)
+        return PartOfRows(torch.Size((count, self.shape[1])), slots)
 
     def bias(self, whole: Tensor | None) -> Tensor | None:
-        """The part of a loaded bias that is added to this rank's outputs."""
+        """The entries of a loaded bias for this rank's outputs."""
         if whole is None:
             return None
         if self._bias is None:
-            self._bias = torch.cat([whole[own.start : own.stop] for own in self.ranges])
+            self._bias = torch.cat([whole[rows.start : rows.stop] for rows in self.ranges])
         return self._bias
 
 
 class PartialExperts(ExpertWeights):
     """Matrices of experts of which this rank has the outputs in `columns[rank]`."""
 
-    def __init__(self, own: ExpertWeights, shape: tuple[int, int, int], columns: list[range], rank: int):
-        self.own, self.shape, self.range, self.columns = own, torch.Size(shape), columns[rank], columns
+    def __init__(self, shard: ExpertWeights, shape: tuple[int, int, int], columns: list[range], rank: int):
+        self.shard, self.shape, self.range, self.columns = shard, torch.Size(shape), columns[rank], columns
         self._bias: Tensor | None = None
 
     def formats(self) -> Mapping[str, int]:
-        return self.own.formats()
+        return self.shard.formats()
 
     def expert(self, index: int) -> PartOfRows:
-        return PartOfRows(self.shape[1:], [(self.range, self.own.expert(index))])
+        return PartOfRows(self.shape[1:], [(self.range, self.shard.expert(index))])
 
     def bias(self, whole: Tensor) -> Tensor:
-        """The part of a loaded bias [experts, outputs] that is added to this rank's outputs."""
+        """The entries of a loaded bias [experts, outputs] for this rank's outputs."""
         if self._bias is None:
             self._bias = whole[:, self.range.start : self.range.stop].contiguous()
         return self._bias

@@ -1,4 +1,4 @@
-"""Ray as a capability: it gives the replicas another carrier."""
+"""Ray as a capability: replicas start as actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 class Ray(Capability):
-    """It must come before the replicas, which take the model away from all others."""
+    """Ray at start-up. It must come before `Replicas`, which uses the carrier."""
 
     options = RayOptions
 
     def describe(self, startup: Startup) -> None:
         config = startup.config
-        own = config.of(RayOptions)
-        if not own.ray:
+        options = config.of(RayOptions)
+        if not options.ray:
             return
         if not num_replicas_of(config):
             raise InvalidConfig("ray is given, but replicas is 0: say how many replicas Ray shall place, 1 or more")
         from nanoengine.scale.ray.carrier import RayCarrier
         from nanoengine.scale.ray.cluster import connect, nodes
-        from nanoengine.scale.ray.room import config_of_each, room_of_each
+        from nanoengine.scale.ray.resources import config_of_each, resources_of_each
 
-        connect(own.ray_address)
-        room = room_of_each(config, nodes())
+        connect(options.ray_address)
+        resources = resources_of_each(config, nodes())
 
         def new_carrier(hash_seed: int) -> RayCarrier:
-            told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
-            return RayCarrier(config_of_each(told, room), room, hash_seed)
+            sized = dataclasses.replace(config, block_size=startup.block_size)  # equal hashes of blocks here and there
+            return RayCarrier(config_of_each(sized, resources), resources, hash_seed)
 
         startup.new_carrier = new_carrier

@@ -1,7 +1,7 @@
 """RayCarrier: replicas as actors of a Ray cluster.
 
-Ray finds a node with room for a replica, starts a process there, and returns its address. Messages go over a socket between this
-process and that one: no token passes Ray. Ray restarts nothing and tries nothing again (`max_restarts=0`, `max_task_retries=0`):
+Ray chooses a node with room for a replica, starts a process there, and returns its address. Messages go over a socket between the
+two processes: no token passes Ray. Ray restarts nothing and tries nothing again (`max_restarts=0`, `max_task_retries=0`):
 it would repeat a lost stream and leave out as many items as were delivered, and the number of tokens in an item depends on time.
 The supervisor starts another replica instead, and requests go on from their tokens.
 """
@@ -20,22 +20,22 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.errors import EngineClosed
 from nanoengine.scale.ray.cluster import package
 from nanoengine.scale.ray.handshake import accept, connect
-from nanoengine.scale.ray.room import Room
+from nanoengine.scale.ray.resources import Resources
 
 logger = logging.getLogger("nanoengine")
 
 LOOK_SECONDS = 0.5
-"""How often a start that waits for room checks whether it is still wanted."""
+"""Interval at which a start that waits for room checks whether the engine was closed."""
 
-TELL_SECONDS = 30.0
-"""How often a start that waits for room says so in the log."""
+LOG_SECONDS = 30.0
+"""Interval at which a start that waits for room writes a line to the log."""
 
 
 class RayReplica:
-    """The actor: a process on a node, which listens for the front."""
+    """An actor of Ray: a process on a node, which listens for the front."""
 
     def listen(self, key: bytes) -> tuple[str, int]:
-        """Listen for the front, which has the key; returns the address."""
+        """Listen for the front, which has the key; returns (host, port)."""
         import ray
 
         self._server, self._key = socket.create_server((ray.util.get_node_ip_address(), 0)), key
@@ -56,11 +56,11 @@ class RayReplica:
 
 
 class StartedActor:
-    """An actor that runs."""
+    """A running actor; see `StartedReplica`."""
 
-    def __init__(self, actor: Any, running: Any, own: socket.socket):
-        self.actor, self.socket = actor, own
-        self._running = running  # Ray keeps the call while this reference exists
+    def __init__(self, actor: Any, running: Any, connected: socket.socket):
+        self.actor, self.socket = actor, connected
+        self._running = running  # Ray drops the call without this reference
 
     def kill(self) -> None:
         package().kill(self.actor)
@@ -70,30 +70,21 @@ class StartedActor:
 
 
 class RayCarrier:
-    """See `Carrier`.
+    """Carrier of replicas on a Ray cluster; see `Carrier`.
 
     Args:
         config: of each replica's engine.
-        room: CPUs and GPUs of each replica.
+        resources: CPUs and GPUs of each replica.
         hash_seed: of the hashes in the prefix caches of all replicas.
     """
 
-    def __init__(self, config: EngineConfig, room: Room, hash_seed: int):
-        self.config, self.room, self.hash_seed = config, room, hash_seed
+    def __init__(self, config: EngineConfig, resources: Resources, hash_seed: int):
+        self.config, self.resources, self.hash_seed = config, resources, hash_seed
         self.waits: dict[int, str] = {}
-        self._key = secrets.token_bytes(32)  # messages are pickled: nobody else may send any
+        self._key = secrets.token_bytes(32)  # messages are pickled: no other process may send any
         self._is_closed = False
-        self._actor_class = (
-            package()
-            .remote(RayReplica)
-            .options(
-                num_cpus=room.num_cpus,
-                num_gpus=room.num_gpus,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy="SPREAD",
-            )
-        )
+        options = {**resources._asdict(), "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        self._actor_class = package().remote(RayReplica).options(**options)
 
     def start(self, number: int) -> StartedActor:
         actor = self._actor_class.remote()
@@ -108,30 +99,30 @@ class RayCarrier:
             send_at_once(connection)
             return StartedActor(actor, running, socket.socket(fileno=os.dup(connection.fileno())))
 
-    def _wait(self, number: int, told: Any) -> tuple[str, int]:
-        """The address of a replica. It may take long: until a node has room, which perhaps has to be started first."""
-        ray, tell_at = package(), time.monotonic() + TELL_SECONDS
-        cpus, gpus = self.room
-        what = f"a node of the Ray cluster with room for {cpus} CPUs (ray_cpus) and {gpus} GPUs (ray_gpus)"
-        self.waits[number] = what
+    def _wait(self, number: int, address: Any) -> tuple[str, int]:
+        """The address of a replica. The wait lasts until a node has room, which perhaps has to be started first."""
+        ray, log_at = package(), time.monotonic() + LOG_SECONDS
+        cpus, gpus = self.resources
+        missing = f"a node of the Ray cluster with room for {cpus} CPUs (ray_cpus) and {gpus} GPUs (ray_gpus)"
+        self.waits[number] = missing
         try:
-            while not ray.wait([told], timeout=LOOK_SECONDS)[0]:
+            while not ray.wait([address], timeout=LOOK_SECONDS)[0]:
                 if self._is_closed:
-                    raise EngineClosed(f"the engine was closed while replica {number} waited for {what}")
-                if time.monotonic() > tell_at:
-                    tell_at += TELL_SECONDS
-                    logger.warning("replica %d waits for %s; free are %s", number, what, ray.available_resources())
+                    raise EngineClosed(f"the engine was closed while replica {number} waited for {missing}")
+                if time.monotonic() > log_at:
+                    log_at += LOG_SECONDS
+                    logger.warning("replica %d waits for %s; free are %s", number, missing, ray.available_resources())
         finally:
             del self.waits[number]
-        host, port = ray.get(told)
+        host, port = ray.get(address)
         return host, port
 
     def close(self) -> None:
-        """Let starts that wait for room raise."""
+        """End the wait of all starts: they raise EngineClosed."""
         self._is_closed = True
 
 
 def send_at_once(connection: Connection[Any, Any]) -> None:
     """Turn off Nagle's algorithm: a short message does not wait for the next one."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as own:
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,7 +13,7 @@ logger = logging.getLogger("nanoengine")
 
 
 def package(name: str = "ray") -> ModuleType:
-    """Ray, or a part of it such as "ray.serve"; raises MissingPackage."""
+    """The module `ray`, or a part of it such as "ray.serve"; raises MissingPackage."""
     from importlib import import_module
 
     try:
@@ -30,7 +30,7 @@ def connect(address: str | None) -> None:
 
     Raises:
         MissingPackage: Ray is not installed.
-        InvalidConfig: no cluster is there.
+        InvalidConfig: no cluster answers.
     """
     ray = package()
     if ray.is_initialized():
@@ -49,7 +49,7 @@ def connect(address: str | None) -> None:
 
 def _job_config() -> Any:
     """A job whose actors import nothing from the working folder of this process, which may be the folder of a model. Ray puts the
-    working folder first in their paths, unless the job has a folder of its own.
+    working folder first in their paths, unless the job has a working folder itself.
     """
 
     class JobConfig(package("ray.job_config").JobConfig):  # type: ignore[misc]
@@ -61,5 +61,4 @@ def _job_config() -> Any:
 
 def nodes() -> list[dict[str, float]]:
     """Resources of each node of the cluster, by Ray's names."""
-    found: list[dict[str, Any]] = package().nodes()
-    return [node["Resources"] for node in found if node["Alive"]]
+    return [node["Resources"] for node in package().nodes() if node["Alive"]]

@@ -1,6 +1,6 @@
 """A deployment of Ray Serve: the server's endpoints behind the proxies of Serve, and replicas as `RayCarrier` starts them.
 
-Serve's own replica is the front, and there is one of it: requests, text and the router. Tokens pass from the engines to it on
+Serve has one replica, the front: requests, text and the router. Tokens pass from the engines to it on
 sockets, and from it through Serve's proxies to the clients.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanoengine.serve.server.serving import Serving
 
 SERVER_OPTIONS: Mapping[str, Any] = {"host": "0.0.0.0"}
-"""Unless somebody says otherwise: requests come under any name, since Serve's proxies listen and not this server."""
+"""Defaults of the server: requests come under any host name, since Serve's proxies listen and not this server."""
 
 
 def deployment(
@@ -30,11 +30,11 @@ def deployment(
 
     Args:
         model: see `LLM`; every node must have it.
-        replicas: engines, each on a node that has room for it.
+        replicas: engines, each on a node with room for it.
         server: options of the server (`ServerConfig`), such as {"api_key": ("secret",)}; host and port are Serve's.
-        front: options of Serve's deployment, such as {"ray_actor_options": {"num_cpus": 2}}: without, it takes none
-            that the engines could have.
-        options: of the engines, as for `LLM`; ray_cpus and ray_gpus are the room of each.
+        front: options of Serve's deployment, such as {"ray_actor_options": {"num_cpus": 2}}. Default: no CPU, so that the
+            engines have all.
+        options: of the engines, as for `LLM`; ray_cpus and ray_gpus are the resources of each.
 
     Raises:
         MissingPackage: Ray Serve is not installed.
@@ -46,7 +46,7 @@ def deployment(
 
 
 class Front:
-    """What Serve runs."""
+    """The class of the deployment: Serve runs one object of it."""
 
     def __init__(self, model: str, options: Mapping[str, Any], server: Mapping[str, Any]):
         from nanoengine.log import show_log
@@ -63,6 +63,6 @@ class Front:
         return make_app(self.serving)
 
     def check_health(self) -> None:
-        """Raises where the engines are given up: Serve then starts the front anew."""
+        """Raise RuntimeError once no engine is started any more: Serve then starts the front anew."""
         if self.serving.engine.error is not None:
             raise RuntimeError(self.serving.closed_because)

@@ -1,4 +1,4 @@
-"""The handshake of a front and a replica on a network: each proves within a limited time that it has the key of this run."""
+"""Handshake of a front and a replica on a network: each proves within a limited time that it has the key of this run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONNECT_SECONDS = 120.0
 """Limit of the handshake, on both sides."""
 
 STRANGER_SECONDS = 5.0
-"""How long a process that has connected may take to prove that it has the key."""
+"""Limit of the proof of a process that has connected."""
 
 MOST_STRANGERS = 64
-"""Most connections that are checked at the same time; others wait."""
+"""Limit of connections that are checked at the same time; others wait."""
 
 LOOK_SECONDS = 0.02
-"""How often `accept` checks whether a connection has passed."""
+"""Interval at which `accept` checks whether a connection has passed."""
 
 
 def accept(
@@ -32,29 +32,29 @@ def accept(
     """The first connection whose other side has the key; other connections are closed.
 
     Raises:
-        EngineDead: there was none in time.
+        EngineDead: there was no such connection in time.
     """
-    found: SimpleQueue[Connection[Any, Any]] = SimpleQueue()
-    places = BoundedSemaphore(MOST_STRANGERS)
+    proven: SimpleQueue[Connection[Any, Any]] = SimpleQueue()
+    permits = BoundedSemaphore(MOST_STRANGERS)
 
-    def prove(own: socket.socket) -> None:
+    def prove(stranger: socket.socket) -> None:
         with suppress(OSError, EOFError, AuthenticationError):
-            found.put(_prove(own, key, stranger_seconds, asks_first=True))
-        places.release()
+            proven.put(_prove(stranger, key, stranger_seconds, asks_first=True))
+        permits.release()
 
     end = time.monotonic() + seconds
     server.settimeout(LOOK_SECONDS)
-    while found.empty() and time.monotonic() < end:
-        if not places.acquire(timeout=LOOK_SECONDS):
+    while proven.empty() and time.monotonic() < end:
+        if not permits.acquire(timeout=LOOK_SECONDS):
             continue
         try:
-            own, _ = server.accept()
+            stranger, _ = server.accept()
         except OSError:  # no connection has come
-            places.release()
+            permits.release()
             continue
-        Thread(target=prove, args=(own,), daemon=True).start()
-    if not found.empty():
-        return found.get()
+        Thread(target=prove, args=(stranger,), daemon=True).start()
+    if not proven.empty():
+        return proven.get()
     raise EngineDead(f"nobody with the key of this run has come to {server.getsockname()} within {seconds:g} seconds")
 
 
@@ -71,17 +71,17 @@ def connect(address: tuple[str, int], key: bytes, seconds: float = CONNECT_SECON
         raise EngineDead(f"{reason} ({type(error).__name__}: {error})") from error
 
 
-def _prove(own: socket.socket, key: bytes, seconds: float, *, asks_first: bool) -> Connection[Any, Any]:
-    """The connection of a socket, after both sides have proved that they have the key.
+def _prove(peer: socket.socket, key: bytes, seconds: float, *, asks_first: bool) -> Connection[Any, Any]:
+    """A connection over a socket, after both sides have proved that they have the key.
 
     Raises:
-        EOFError, OSError, AuthenticationError: they have not, or not in time.
+        EOFError, OSError, AuthenticationError: a proof is wrong, or was not in time.
     """
-    own.setblocking(True)
-    with own:
-        connection = Connection(own.dup().detach())
+    peer.setblocking(True)
+    with peer:
+        connection = Connection(peer.dup().detach())
         # A limit of the whole handshake: a limit of each read would not end a peer that sends a byte now and then.
-        limit = Timer(seconds, _hang_up, (own,))
+        limit = Timer(seconds, _hang_up, (peer,))
         limit.start()
         try:
             for prove in (deliver_challenge, answer_challenge)[:: 1 if asks_first else -1]:
@@ -95,6 +95,6 @@ def _prove(own: socket.socket, key: bytes, seconds: float, *, asks_first: bool) 
     return connection
 
 
-def _hang_up(own: socket.socket) -> None:
+def _hang_up(peer: socket.socket) -> None:
     with suppress(OSError):  # the other side has closed it
-        own.shutdown(socket.SHUT_RDWR)
+        peer.shutdown(socket.SHUT_RDWR)

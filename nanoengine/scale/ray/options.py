@@ -15,11 +15,11 @@ class RayOptions:
     """Options of replicas on a Ray cluster; all are keyword arguments of `LLM`.
 
     Args:
-        ray: the replicas run as actors of a Ray cluster, each on a node that has room for it. `replicas` says how many.
+        ray: the replicas run as actors of a Ray cluster, each on a node with room for it. `replicas` is their number.
         ray_address: of the cluster, as `ray.init` takes it: "auto", or "HOST:6379". None: that in the environment variable
-            RAY_ADDRESS, or the cluster that runs on this machine, or one that is started here and ends with this process.
-        ray_cpus: CPUs of a node that a replica takes. None: its num_threads, or its share of the smallest node; with GPUs, one
-            for each.
+            RAY_ADDRESS, or a cluster that runs on this machine, or a new one that ends with this process.
+        ray_cpus: CPUs of a node that a replica takes. None: its num_threads, or an equal part of the smallest node; with GPUs,
+            one for each.
         ray_gpus: GPUs that a replica takes, all of one node. None: tensor_parallel_size, where the cluster has GPUs and the
             device is not "cpu".
 

@@ -1,11 +1,12 @@
-"""Replicas as a capability: requests, text and checks stay in this process, and the engines are in others."""
+"""Replicas as a capability: this process, the front, has requests, text and checks; other processes have the engines."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import secrets
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,7 +18,7 @@ from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.options import ReplicaOptions, num_ranks_of, num_replicas_of, option_of
-from nanoengine.scale.worker.elsewhere import NOT_THERE, check_shared, replaced, take_model_away
+from nanoengine.scale.worker.elsewhere import FRONT_ONLY, check_shared, replaced
 from nanoengine.sizes import told
 
 if TYPE_CHECKING:
@@ -27,26 +28,27 @@ if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
 
 
-OF_REPLICAS = ("ParallelOptions", "KVOffloadOptions", "SpeculationOptions")
-"""Options without a meaning in this process, which computes nothing."""
+REPLICA_ONLY = ("ParallelOptions", "KVOffloadOptions", "SpeculationOptions")
+"""Options without effect in the front, which computes nothing."""
 
 SNAPSHOT_MEMORY = "snapshot_memory"
 """An option of `kv_groups`, which writes its choice into `Startup.config`."""
 
 MOST_LORA_BYTES = (1 << 31) - (1 << 20)
-"""Limit of the adapters, which go to a replica in one message."""
+"""Limit of the adapters, which a replica receives in one message."""
 
 
 class Replicas(Capability):
-    """It must be the first capability: it takes the model and the runner away from the others.
+    """Replicas at start-up. The front has neither model nor runner; it must come before the capabilities that make them.
 
     Attributes:
-        computes: in the process of a replica, the kernels and the dtype, on which the bits of its numbers depend.
+        computes: kernels and dtype of a replica, on which the bits of its numbers depend.
     """
 
     options = ReplicaOptions
     computes = ""
     is_used = False
+    recorder = None  # as in a runner, of which the front has none
 
     def describe(self, startup: Startup) -> None:
         count = num_replicas_of(startup.config)
@@ -57,51 +59,45 @@ class Replicas(Capability):
         is_on_gpus = startup.new_carrier is None and config.device != "cpu"
         self._num_gpus = gpus_of_each(config, torch.cuda.device_count() if is_on_gpus else 0)
         startup.gpus_elsewhere = self._num_gpus > 0
-        options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
-        startup.config, self._asked = dataclasses.replace(config, device="cpu", options=options), config
-        self._others = take_model_away(startup, self)
+        options = {kind: kind() if kind.__name__ in REPLICA_ONLY else chosen for kind, chosen in config.options.items()}
+        startup.config, self._config = dataclasses.replace(config, device="cpu", options=options), config
+        startup.runner_elsewhere = True
 
     def model(self, startup: Startup) -> DenseDecoder | None:
         if not self.is_used:
             return None
-        check_shared(startup, num_ranks_of(self._asked))
-        return cast("DenseDecoder", self)  # nobody in this process looks at it
+        check_shared(startup, num_ranks_of(self._config))
+        return cast("DenseDecoder", self)  # a placeholder: this process computes nothing
 
     def new_runner(self, startup: Startup) -> ModelRunner | None:
-        return cast("ModelRunner", NoRunner()) if self.is_used else None
+        return cast("ModelRunner", self) if self.is_used else None
 
     def new_engine(self, startup: Startup) -> LLMEngine | None:
         if not self.is_used:
             return None
-        asked, others = self._asked, self._others
-        adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
-        options, carrier = asked.of(ReplicaOptions), self._carrier(startup)
-        engine = ReplicatedEngine(startup.new_engine(), carrier, options, seed=asked.seed, adapters=adapters)
-        observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
+        parts: Any = startup.capabilities
+        adapters = next((part.adapters for part in parts if getattr(part, "adapters", None) is not None), None)
+        options, carrier = self._config.of(ReplicaOptions), self._carrier(startup)
+        engine = cast(ReplicatedEngine, startup.new_engine(partial(ReplicatedEngine, carrier, options, adapters)))
+        observer = next(part for part in parts if hasattr(part, "metrics"))  # replicas need this capability
         observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
         return engine
 
     def _carrier(self, startup: Startup) -> Carrier:
-        hash_seed, asked = secrets.randbits(64), self._asked
+        hash_seed, config = secrets.randbits(64), self._config
         if startup.new_carrier is not None:
             return startup.new_carrier(hash_seed)
-        told = dataclasses.replace(asked, block_size=startup.block_size)  # as where their blocks are looked up
-        memory = option_of(startup.config, SNAPSHOT_MEMORY) if option_of(asked, SNAPSHOT_MEMORY) is None else None
-        each = config_of_each(told, startup.num_blocks, memory, has_gpus=self._num_gpus > 0)
+        sized = dataclasses.replace(config, block_size=startup.block_size)  # equal hashes of blocks here and there
+        memory = option_of(startup.config, SNAPSHOT_MEMORY) if option_of(config, SNAPSHOT_MEMORY) is None else None
+        each = config_of_each(sized, startup.num_blocks, memory, has_gpus=self._num_gpus > 0)
         return LocalCarrier(each, hash_seed, num_gpus=self._num_gpus, use_tqdm=startup.use_tqdm)
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
 
 
-class NoRunner:
-    """In place of a runner: this process computes nothing."""
-
-    recorder = None
-
-
 def check_lora_bytes(config: EngineConfig) -> None:
-    """Raise InvalidConfig if adapters may be larger than a message to a replica."""
+    """Raise InvalidConfig for a limit of adapters above the limit of a message to a replica."""
     size = option_of(config, "max_lora_bytes")
     if option_of(config, "enable_lora") and size > MOST_LORA_BYTES:
         raise InvalidConfig(
@@ -110,9 +106,7 @@ def check_lora_bytes(config: EngineConfig) -> None:
 
 
 def gpus_of_each(config: EngineConfig, num_gpus: int) -> int:
-    """GPUs of each replica, one for each of its ranks, where this process sees `num_gpus`; raises InvalidConfig if these are too
-    few.
-    """
+    """GPUs of each replica, one for each of its ranks; raises InvalidConfig if `num_gpus` of this process are too few."""
     count, num_ranks = num_replicas_of(config), num_ranks_of(config)
     if 0 < num_gpus < count * num_ranks:
         raise InvalidConfig(
@@ -125,22 +119,22 @@ def gpus_of_each(config: EngineConfig, num_gpus: int) -> int:
 def config_of_each(
     config: EngineConfig, num_blocks: int, snapshot_memory: int | None = None, *, has_gpus: bool
 ) -> EngineConfig:
-    """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V and for
-    states. A single replica looks for itself what is free.
+    """The options of each replica. On a CPU, replicas have equal parts of its cores, and of the memory of one engine for K/V and
+    for states. A single replica measures the free memory itself.
 
     Args:
         num_blocks: of the KV pool of one engine here.
-        snapshot_memory: that one engine would take here; None: none, or what the options say.
+        snapshot_memory: of one engine here; None: none, or as in the options.
         has_gpus: each has a GPU, and sees no other.
     """
     count = num_replicas_of(config)
-    own = replaced(config, NOT_THERE | {"replicas": 0})
+    each = replaced(config, FRONT_ONLY | {"replicas": 0})
     if has_gpus:
-        return dataclasses.replace(own, device="cuda")
+        return dataclasses.replace(each, device="cuda")
     if config.num_threads is None:
-        own = dataclasses.replace(own, num_threads=max(1, within_quota(len(os.sched_getaffinity(0))) // count))
+        each = dataclasses.replace(each, num_threads=max(1, within_quota(len(os.sched_getaffinity(0))) // count))
     if count > 1 and config.num_kv_blocks is None and config.kv_cache_memory is None:
-        own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
+        each = dataclasses.replace(each, num_kv_blocks=max(1, num_blocks // count))
     if snapshot_memory is not None:
-        own = replaced(own, {SNAPSHOT_MEMORY: snapshot_memory // count})
-    return own
+        each = replaced(each, {SNAPSHOT_MEMORY: snapshot_memory // count})
+    return each

@@ -1,4 +1,4 @@
-"""Carriers start replicas, on this machine or elsewhere, and connect to them. All that follows are messages on the connection."""
+"""Carriers: they start replicas, on this machine or on another, and connect to them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.scale.worker.child import end_children, ending_of, start_child
-from nanoengine.scale.worker.link import framed
-
-SEND_SECONDS = 60.0
-"""How long a replica may take to read the config, which is the first message."""
 
 
-class Started(Protocol):
-    """A replica that was started, perhaps not ready yet."""
+class StartedReplica(Protocol):
+    """A process of a replica, perhaps not ready yet."""
 
     socket: socket.socket
     """The connection to the replica, which the caller closes. `process.serve` is at its other end."""
+
+    first_message: Any
+    """Sent to the replica at once; None: nothing is sent."""
 
     def kill(self) -> None:
         """End the replica at once; also called when it has ended by itself."""
         ...
 
     def ending(self) -> str:
-        """How a replica ended whose socket is closed, such as "was killed by SIGKILL"."""
+        """Text about the end of a replica whose socket is closed, such as "was killed by SIGKILL"."""
         ...
 
 
 class Carrier(Protocol):
-    waits: dict[int, str]
-    """By the number of a replica whose `start` waits, the thing that it waits for."""
+    """Starts replicas."""
 
-    def start(self, number: int) -> Started:
-        """Start a replica and connect to it; called in a thread of its own, and may take long.
+    waits: dict[int, str]
+    """Number of a replica whose `start` waits -> the missing resource."""
+
+    def start(self, number: int) -> StartedReplica:
+        """Start a replica and connect to it; called in a separate thread, and may take long.
 
         Args:
-            number: of the slot, from 0; a replica in place of a lost one has the same number.
+            number: of the slot, from 0; the successor of a lost replica has the same number.
 
         Raises:
             Exception: the replica cannot be started.
@@ -54,8 +55,8 @@ class Carrier(Protocol):
 class LocalReplica:
     """A process on this machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], own: socket.socket):
-        self.process, self.socket = process, own
+    def __init__(self, process: subprocess.Popen[bytes], connected: socket.socket, first_message: Any = None):
+        self.process, self.socket, self.first_message = process, connected, first_message
 
     def kill(self) -> None:
         end_children(self.process)
@@ -65,19 +66,19 @@ class LocalReplica:
 
 
 def gpus_of(number: int, count: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which the replica of a number sees so many GPUs: those of this process are dealt out in their order."""
-    seen = environment.get("CUDA_VISIBLE_DEVICES")
-    places = range(number * count, (number + 1) * count)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(seen.split(",")[place] if seen else f"{place}" for place in places)}
+    """Environment of replica `number` with `count` GPUs: the next ones of this process, in their order."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    indices = range(number * count, (number + 1) * count)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[i] if visible else f"{i}" for i in indices)}
 
 
 class LocalCarrier:
-    """Processes on this machine.
+    """Carrier of replicas as processes on this machine; see `Carrier`.
 
     Args:
         config: of each replica's engine.
         hash_seed: of the hashes in the prefix caches of all replicas.
-        num_gpus: that each replica sees, for itself.
+        num_gpus: of each replica, which has them for itself.
         use_tqdm: the first replica shows the progress of its start-up.
     """
 
@@ -87,16 +88,8 @@ class LocalCarrier:
 
     def start(self, number: int) -> LocalReplica:
         gpus = gpus_of(number, self.num_gpus, os.environ) if self.num_gpus else None
-        process, own = start_child("nanoengine.scale.replicas.process", environment=gpus)
-        started = LocalReplica(process, own)
-        try:
-            own.settimeout(SEND_SECONDS)
-            own.sendall(framed((self.config, self.use_tqdm and number == 0, self.hash_seed)))
-        except BaseException:
-            own.close()
-            started.kill()
-            raise
-        self.use_tqdm = False
-        return started
+        process, connected = start_child("nanoengine.scale.replicas.process", environment=gpus)
+        use_tqdm, self.use_tqdm = self.use_tqdm and number == 0, False
+        return LocalReplica(process, connected, (self.config, use_tqdm, self.hash_seed))
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """ReplicatedEngine: an LLMEngine whose requests are computed by replicas.
 
-Its requests and sequences are mirrors: the results of the replicas are written there, so the users of an engine (`LLM`,
-`AsyncLLMEngine`, the server) use this engine like any other. A step of it handles the messages that have come.
+Requests and sequences here are mirrors: results of the replicas are written into them, so `LLM`, `AsyncLLMEngine` and the server
+use this engine like any other. A step handles the messages that have arrived.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from nanoengine.core.detokenizer import Detokenizer
-from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.llm_engine import Executor, LLMEngine
 from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
+from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.sequence import Request
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.scale.replicas.carrier import Carrier
 from nanoengine.scale.replicas.fleet import Fleet
-from nanoengine.scale.replicas.messages import Finish, Forget
+from nanoengine.scale.replicas.messages import Finish, ResetPrefixCache
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.router import Router
 from nanoengine.scale.replicas.supervisor import Supervisor
@@ -28,44 +29,37 @@ if TYPE_CHECKING:
 
 
 class ReplicatedEngine(LLMEngine):
-    """See `LLMEngine`.
+    """The engine of the front; see `LLMEngine`.
 
     Args:
-        own: an engine without tensors, whose checks of requests and hashes of prompts are used.
         carrier: starts replicas.
         options: the number of replicas, and the limits after which one counts as lost.
-        seed: of the generator of seeds, for requests without a seed.
         adapters: the LoRA adapters of the requests.
+        scheduler: makes no step; its block manager hashes prompts.
+        executor: unused.
+        rest: other arguments of `LLMEngine`.
 
     Raises:
-        NanoEngineError: what the start-up of a replica raised.
+        NanoEngineError: an error of the start-up of a replica.
         EngineDead: a replica ended without a word, or took too long.
     """
 
     def __init__(
         self,
-        own: LLMEngine,
         carrier: Carrier,
         options: ReplicaOptions,
-        *,
-        seed: int = 0,
-        adapters: Adapters | None = None,
+        adapters: Adapters | None,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        **rest: Any,
     ):
-        blocks = own.scheduler.blocks
-        router, begin = Router(blocks.block_size), own.scheduler._unqueue
+        blocks = scheduler.blocks
+        router, begin = Router(blocks.block_size), scheduler._unqueue
         hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
         fleet = Fleet(router, hashes, begin, adapters)
         self.supervisor = Supervisor(fleet, carrier, options)
-        super().__init__(
-            own.scheduler,
-            Watching(self.supervisor),
-            own.tokenizer,
-            vocab_size=own.vocab_size,
-            max_model_len=own.max_model_len,
-            eos_token_ids=own.eos_token_ids,
-            seed=seed,
-            default_params=own.default_params,
-        )
+        super().__init__(scheduler, MessageWait(self.supervisor), tokenizer, **rest)
         self.fleet, self.inbox = fleet, Inbox(self.supervisor)
         try:
             while self.supervisor.num_ready < len(self.supervisor.slots):
@@ -85,11 +79,11 @@ class ReplicatedEngine(LLMEngine):
 
     @property
     def unavailable(self) -> str | None:
-        """Why no request can be computed now; None: some replica runs, or will soon."""
+        """Reason why no request can be computed now; None: a replica runs, or will soon."""
         return self.supervisor.unavailable
 
     def submit(self, request: Request) -> None:
-        if request.params.seed is None:  # the request keeps its seed when it moves
+        if request.params.seed is None:  # a request that moves has the same seed
             request.params = copy.copy(request.params)
             request.params.keep("seed", self._seeds.getrandbits(63))
         self.queue(request)
@@ -104,25 +98,25 @@ class ReplicatedEngine(LLMEngine):
         return True
 
     def step(self) -> list[Request]:
-        """Wait until a message has come, or `Supervisor.wake` is called; returns the requests that advanced or ended."""
+        """Wait for a message or a call of `Supervisor.wake`; returns the requests that advanced or ended."""
         self._check_open()
-        if not self.supervisor.touched:
+        if not self.supervisor.advanced:
             self.executor.launch(StepPlan())()
             self.supervisor.watch()
-        touched, self.supervisor.touched = self.supervisor.touched, {}
-        for request in touched:
+        advanced, self.supervisor.advanced = self.supervisor.advanced, {}
+        for request in advanced:
             if request.finished:
                 self.requests.pop(request.request_id, None)
-        return list(touched)
+        return list(advanced)
 
     def reset_prefix_cache(self) -> bool:
         if self.has_unfinished:
             return False
-        self.supervisor.tell_all(Forget())
+        self.supervisor.send_all(ResetPrefixCache())
         return True
 
     def restart(self) -> int:
-        """See `Supervisor.restart`."""
+        """Restart replicas one by one; see `Supervisor.restart`."""
         return self.supervisor.restart()
 
     def close(self) -> None:
@@ -135,7 +129,7 @@ class ReplicatedEngine(LLMEngine):
 
 
 def mirror(request: Request, tokenizer: Tokenizer) -> None:
-    """Let a request that was queued have its texts and log probabilities from a replica."""
+    """Prepare a queued request for texts and log probabilities from a replica."""
     params: Any = request.params
     for seq in request.sequences:
         seq.detokenizer = Detokenizer(tokenizer.decode)
@@ -145,8 +139,8 @@ def mirror(request: Request, tokenizer: Tokenizer) -> None:
         request.sequences[0].reads_cache = False
 
 
-class Watching:
-    """The executor: a plan is carried out when a message has come. `LLM` lets Ctrl-C through during this wait alone."""
+class MessageWait:
+    """An executor that waits for a message of a replica. `LLM` lets Ctrl-C through during this wait alone."""
 
     def __init__(self, supervisor: Supervisor):
         self.supervisor = supervisor
@@ -162,8 +156,8 @@ class Watching:
 
 
 class Inbox(SimpleQueue[Any]):
-    """The queue of calls from other threads (`AsyncLLMEngine`). `put` ends the wait for messages of replicas; `get` handles these
-    messages while it waits for a call.
+    """Queue of calls from other threads (`AsyncLLMEngine`). `put` ends the wait for messages of replicas; `get` handles messages
+    while it waits for a call.
     """
 
     def __init__(self, supervisor: Supervisor):

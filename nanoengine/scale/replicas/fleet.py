@@ -1,7 +1,7 @@
-"""Fleet: the requests that run on replicas, and how they move from one replica to another. It never waits: each call takes a
-message, and sends messages.
+"""Fleet: requests on replicas, and their moves from one replica to another. It never waits: each call handles a message, and
+sends messages.
 
-A request can be written as a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When
+A request can be written as a `Resumable` at any time: its prompt, its params with a seed, and its tokens so far. When
 its replica is lost or drained, it is submitted to another replica under a new key, and messages with the old key are dropped: no
 token is lost, and no token comes twice.
 """
@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
 from nanoengine.features import EMBEDDING
-from nanoengine.scale.replicas.messages import Abort, Delta, Equip, Finish, KVChange, News, Resumable, Submit
-from nanoengine.scale.replicas.router import Place, Route, Router
+from nanoengine.scale.replicas.messages import (
+    Abort,
+    CompletionDelta,
+    Finish,
+    Resumable,
+    SetAdapters,
+    StepUpdate,
+    Submit,
+)
+from nanoengine.scale.replicas.router import ReplicaCandidate, Route, Router
 
 if TYPE_CHECKING:
     from nanoengine.features.lora.adapters import Adapters
@@ -27,38 +35,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nanoengine")
 
 MOST_LOSSES = 3
-"""A request that has lost so many replicas, and got no token in between, is ended: it may be the cause."""
+"""Limit of the replicas that a request loses without a new token in between; it may be the cause, and ends."""
 
 TYPICAL_NEW = 128
-"""Tokens that a completion is expected to have, if its limit allows for them."""
+"""Expected tokens of a completion, within its limit."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Member(Place):
-    """A replica that takes requests."""
+class ReadyReplica(ReplicaCandidate):
+    """A replica that accepts requests."""
 
     link: Link
-    running: dict[int, Running] = field(default_factory=dict)  # by key
-    adapters: frozenset[str] = frozenset()  # digests of the adapters that it has
+    requests: dict[int, RoutedRequest] = field(default_factory=dict)  # by key
+    adapters: frozenset[str] = frozenset()  # digests of the adapters in the replica
 
 
 @dataclass(eq=False, slots=True)
-class Running:
-    """A request that has not ended."""
+class RoutedRequest:
+    """A request that has not ended, and its replica."""
 
     request: Request
     key: int
-    route: Route[Member] | None = None  # None: it waits for a replica
+    route: Route[ReadyReplica] | None = None  # None: it waits for a replica
     num_losses: int = 0  # since the last token
 
 
 class Fleet:
-    """Not thread-safe.
+    """The running requests and the ready replicas. Not thread-safe.
 
     Args:
-        router: chooses a member for a request.
+        router: chooses a replica for a request.
         hashes: returns the hashes of the full blocks of a sequence, as in the caches of the replicas.
-        begin: called when a completion stops waiting: its first token has come, or its end.
+        begin: called at the first token of a completion, or at its end without one.
         adapters: the LoRA adapters of the requests; None: there are none.
     """
 
@@ -70,118 +78,126 @@ class Fleet:
         adapters: Adapters | None = None,
     ):
         self.router, self.hashes, self.begin, self.adapters = router, hashes, begin, adapters
-        self.members: dict[int, Member] = {}
-        self.running: dict[Request, Running] = {}
-        self.unplaced: dict[Request, Running] = {}  # the running requests that wait for a replica
+        self.replicas: dict[int, ReadyReplica] = {}
+        self.running: dict[Request, RoutedRequest] = {}
         self.num_moves = 0  # of requests
         self._num_keys = 0
 
-    # ---- members
+    @property
+    def unrouted(self) -> list[RoutedRequest]:
+        """Running requests that wait for a replica."""
+        return [routed for routed in self.running.values() if routed.route is None]
+
+    # ---- replicas
 
     def join(self, number: int, link: Link) -> None:
-        """A replica is ready: it takes requests."""
-        member = self.members[number] = Member(number=number, link=link)
-        self._equip(member)
-        waiting, self.unplaced = self.unplaced, {}
-        for own in waiting.values():
-            self._place(own)
+        """Add a replica that is ready, and send it the waiting requests."""
+        replica = self.replicas[number] = ReadyReplica(number=number, link=link)
+        self._set_adapters(replica)
+        for routed in self.unrouted:
+            self._route(routed)
 
-    def equip(self) -> None:
-        """Send all members the adapters that are loaded now, and have them drop the others."""
-        for member in self.members.values():
-            self._equip(member)
+    def set_adapters(self) -> None:
+        """Send all replicas the adapters that are loaded now; they drop the others."""
+        for replica in self.replicas.values():
+            self._set_adapters(replica)
 
-    def _equip(self, member: Member) -> None:
+    def _set_adapters(self, replica: ReadyReplica) -> None:
         if self.adapters is None:
             return
-        kept = self.adapters.kept()
-        new = {digest: adapter for digest, adapter in kept.items() if digest not in member.adapters}
-        drops = member.adapters - kept.keys()
+        loaded = self.adapters.kept()
+        new = {digest: adapter for digest, adapter in loaded.items() if digest not in replica.adapters}
+        drops = replica.adapters - loaded.keys()
         if new or drops:
-            member.link.send(Equip(new, drops))
-            member.adapters = frozenset(kept)
+            replica.link.send(SetAdapters(new, drops))
+            replica.adapters = frozenset(loaded)
 
     def lose(self, number: int) -> list[Request]:
-        """A replica is gone: its requests move. Returns the requests that are ended."""
-        member = self.members.pop(number, None)
-        if member is None:
+        """Remove a lost replica, and move its requests. Returns the requests that end."""
+        replica = self.replicas.pop(number, None)
+        if replica is None:
             return []
         ended: list[Request] = []
-        for own in member.running.values():
-            own.route = None
-            own.num_losses += 1
-            if own.num_losses < MOST_LOSSES:
-                self._place(own)
+        for routed in replica.requests.values():
+            routed.route = None
+            routed.num_losses += 1
+            if routed.num_losses < MOST_LOSSES:
+                self._route(routed)
             else:
                 reason = f"{MOST_LOSSES} replicas were lost while they computed this request: it is not tried again"
-                self._fail(own, EngineDead(reason))
-                ended.append(own.request)
+                self._fail(routed, EngineDead(reason))
+                ended.append(routed.request)
         return ended
 
     def fail(self, error: Exception) -> list[Request]:
         """End all requests that wait for a replica, and return them."""
-        ended = list(self.unplaced)
-        for own in list(self.unplaced.values()):
-            self._fail(own, error)
-        return ended
+        waiting = self.unrouted
+        for routed in waiting:
+            self._fail(routed, error)
+        return [routed.request for routed in waiting]
 
     def num_running(self, number: int) -> int:
-        """Requests that a member has."""
-        return len(self.members[number].running) if number in self.members else 0
+        """Number of the requests on a replica."""
+        return len(self.replicas[number].requests) if number in self.replicas else 0
 
     def drain(self, number: int) -> None:
-        """A replica takes no more requests, and its requests move at once."""
-        member = self.members.pop(number)
-        for own in member.running.values():
-            member.link.send(Abort(own.key))
-            own.route = None
-            self._place(own)
+        """Remove a replica that is replaced, and move its requests at once."""
+        replica = self.replicas.pop(number)
+        for routed in replica.requests.values():
+            replica.link.send(Abort(routed.key))
+            routed.route = None
+            self._route(routed)
 
     # ---- requests
 
     def submit(self, request: Request) -> None:
-        own = self.running[request] = Running(request, 0)
-        self._place(own)
+        routed = self.running[request] = RoutedRequest(request, 0)
+        self._route(routed)
 
     def abort(self, request: Request, finish: Finish) -> None:
         """End a request wherever it runs; later messages about it are dropped. Nothing happens if it has ended."""
-        if (own := self.running.get(request)) is None:
+        if (routed := self.running.get(request)) is None:
             return
         for seq in request.sequences:
             self._finish(seq, finish)
-        if own.route is not None:
-            own.route.place.link.send(Abort(own.key))
-        self._end(own)
+        if routed.route is not None:
+            routed.route.replica.link.send(Abort(routed.key))
+        self._end(routed)
 
-    def receive(self, number: int, news: News) -> list[Request]:
-        """Take the news of a replica; returns the requests that have new tokens or an end.
+    def receive(self, number: int, update: StepUpdate) -> list[Request]:
+        """Apply the results of a step of a replica; returns the requests that have new tokens or an end.
 
         Raises:
-            ValueError: it has left tokens out, or said them twice.
+            ValueError: tokens are missing, or come twice.
         """
-        member = self.members.get(number)
-        if member is None:
+        replica = self.replicas.get(number)
+        if replica is None:
             return []
-        for change in news.changes:
-            _take_change(member, change)
-        for key, entries in news.prompt_logprobs.items():
-            if key in member.running:
-                member.running[key].request.prompt_logprobs = entries
-        touched: dict[Request, None] = {}
-        for delta in news.deltas:
-            own = member.running.get(delta.key)
-            if own is None:  # it was moved or aborted
+        for hash, is_stored in update.changes:
+            if hash is None:
+                replica.cached.clear()
+            elif is_stored:
+                replica.cached.add(hash)
+            else:
+                replica.cached.discard(hash)
+        for key, entries in update.prompt_logprobs.items():
+            if key in replica.requests:
+                replica.requests[key].request.prompt_logprobs = entries
+        advanced: dict[Request, None] = {}
+        for delta in update.deltas:
+            routed = replica.requests.get(delta.key)
+            if routed is None:  # it was moved or aborted
                 continue
-            self._take_delta(own, delta)
-            touched[own.request] = None
-        return list(touched)
+            self._apply_delta(routed, delta)
+            advanced[routed.request] = None
+        return list(advanced)
 
-    def _take_delta(self, own: Running, delta: Delta) -> None:
-        request = own.request
+    def _apply_delta(self, routed: RoutedRequest, delta: CompletionDelta) -> None:
+        request = routed.request
         seq = next(seq for seq in request.sequences if seq.index == delta.completion)
         if seq.finished or delta.first_token != len(seq.token_ids) - seq.num_prompt_tokens:
             raise ValueError(f"tokens from place {delta.first_token} on are not the next of this completion")
-        own.num_losses = 0
+        routed.num_losses = 0
         if seq.phase is Phase.WAITING:
             self.begin(seq)
             seq.phase = Phase.DECODING
@@ -192,31 +208,30 @@ class Fleet:
         seq.detokenizer.text += delta.text
         if delta.logprobs is not None and seq.logprobs is not None:
             seq.logprobs += delta.logprobs
-        if own.route is not None:
-            own.route.begun()
+        if routed.route is not None:
+            routed.route.begun()
         if delta.finish is not None:
             self._finish(seq, delta.finish)
             if request.finished:
-                self._end(own)
+                self._end(routed)
 
-    def _place(self, own: Running) -> None:
+    def _route(self, routed: RoutedRequest) -> None:
         """Submit a request to the best replica; without a replica the request waits for one."""
-        if not self.members:
-            self.unplaced[own.request] = own
+        if not self.replicas:
             return
-        request = own.request
-        self.num_moves += own.key > 0
+        request = routed.request
+        self.num_moves += routed.key > 0
         self._num_keys += 1
-        own.key = self._num_keys
+        routed.key = self._num_keys
         first = next(seq for seq in request.sequences if not seq.finished)
-        submit = Submit(own.key, resumable(request))
-        own.route = self.router.route(self.members.values(), self.hashes(first), *_num_expected(request))
-        member = own.route.place
-        member.running[own.key] = own
+        submit = Submit(routed.key, resumable(request))
+        routed.route = self.router.route(self.replicas.values(), self.hashes(first), *_num_expected(request))
+        replica = routed.route.replica
+        replica.requests[routed.key] = routed
         if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
-            self._equip(member)
+            self._set_adapters(replica)
             submit = submit._replace(adapter=digest)
-        member.link.send(submit)
+        replica.link.send(submit)
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
         """End a completion; nothing happens if it has ended."""
@@ -234,32 +249,20 @@ class Fleet:
         if finish.metrics is not None:
             request.metrics = finish.metrics
 
-    def _fail(self, own: Running, error: Exception) -> None:
-        for seq in own.request.sequences:
+    def _fail(self, routed: RoutedRequest, error: Exception) -> None:
+        for seq in routed.request.sequences:
             self._finish(seq, Finish("error", None, error, None, None))
-        self._end(own)
+        self._end(routed)
 
-    def _end(self, own: Running) -> None:
-        if own.route is not None:
-            del own.route.place.running[own.key]
-            own.route.ended()
-        self.unplaced.pop(own.request, None)
-        del self.running[own.request]
-
-
-def _take_change(member: Member, change: KVChange) -> None:
-    """Note which blocks a replica has cached."""
-    hash, is_stored = change
-    if hash is None:
-        member.cached.clear()
-    elif is_stored:
-        member.cached.add(hash)
-    else:
-        member.cached.discard(hash)
+    def _end(self, routed: RoutedRequest) -> None:
+        if routed.route is not None:
+            del routed.route.replica.requests[routed.key]
+            routed.route.ended()
+        del self.running[routed.request]
 
 
 def _num_expected(request: Request) -> tuple[int, int]:
-    """Tokens of a request that are to be computed without a cache, and tokens that it is expected to generate."""
+    """(tokens to compute without a cache, expected new tokens) of a request."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     limit = request.params.max_tokens or TYPICAL_NEW
     num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
@@ -267,7 +270,7 @@ def _num_expected(request: Request) -> tuple[int, int]:
 
 
 def resumable(request: Request) -> Resumable:
-    """The state of a request, with which another engine can go on."""
+    """The state of a request, from which another engine can go on."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     age = None if request.arrival_time is None else time.perf_counter() - request.arrival_time
     return Resumable(

@@ -1,7 +1,7 @@
 """Messages between the front and its replicas. Plain data, which is pickled.
 
-The front sends Submit, Abort, Equip, Ping, Forget and End. A replica sends Pong while it starts, then Ready once, and then News
-and Pong; Failed is its last message. A replica that sends a message at another time is lost.
+The front sends Submit, Abort, SetAdapters, Ping, ResetPrefixCache and End. A replica sends Pong while it starts, then Ready once,
+and then StepUpdate and Pong; Failed is its last message. A replica that sends a message at another time is lost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import CoreSamplingParams
 
 KVChange = tuple[bytes | None, bool]
-"""(hash of a block, whether it can be hit from now on); (None, False): nothing is cached any more."""
+"""(hash of a block, whether it can be hit from now on); (None, False): the cache is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """The state of a request, with which any engine can go on: tokens, texts and log probabilities are those of an engine that
-    computes all of it.
+    """The state of a request, from which any engine can go on: tokens, texts and log probabilities are as if one engine had
+    computed all.
     """
 
     request_id: str
@@ -38,32 +38,36 @@ class Resumable:
 
 
 class Submit(NamedTuple):
-    key: int  # of this attempt; deltas of it have the same key
+    """A request to compute."""
+
+    key: int  # of this attempt; its deltas have the same key
     resumable: Resumable
-    adapter: str | None = None  # digest of an adapter that an `Equip` has brought
+    adapter: str | None = None  # digest of an adapter of an earlier `SetAdapters`
 
 
 class Abort(NamedTuple):
+    """End of a request that was submitted under this key."""
+
     key: int
 
 
-class Equip(NamedTuple):
-    """LoRA adapters, sent before the first request that needs them."""
+class SetAdapters(NamedTuple):
+    """New LoRA adapters, sent before the first request that needs them, and the digests of old ones."""
 
     adapters: Mapping[str, Any]  # by digest
-    drops: Collection[str]  # digests of adapters that no request needs any more
+    drops: Collection[str]  # digests of adapters that no request uses any more
 
 
 class Ping(NamedTuple):
-    wants_metrics: bool  # the counters are sent after the current step
+    """Request for a `Pong`, and for the counters after the current step."""
 
 
-class Forget(NamedTuple):
-    """Empty the prefix cache."""
+class ResetPrefixCache(NamedTuple):
+    """Order to empty the prefix cache."""
 
 
 class End(NamedTuple):
-    """Close the engine, and end."""
+    """Order to close the engine, and to end the process."""
 
 
 # ---- from a replica
@@ -71,7 +75,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A replica has its engine. Replicas of the same `identity` compute the same numbers."""
+    """Sent once the engine of a replica is built. Replicas of equal `identity` compute equal numbers."""
 
     max_model_len: int
     hash_seed: int  # of its prefix cache
@@ -79,22 +83,22 @@ class Ready:
 
 
 class Failed(NamedTuple):
-    """A replica could not start, or has lost a rank: it ends."""
+    """Last message of a replica that could not start, or has lost a rank."""
 
     error: Exception
 
 
 class Finish(NamedTuple):
-    """How a completion ended."""
+    """End of a completion."""
 
     reason: FinishReason
     stop_reason: str | int | None
     error: Exception | None
     embedding: Any
-    metrics: Any  # of the request, when its last completion has ended
+    metrics: Any  # of the request, with its last completion
 
 
-class Delta(NamedTuple):
+class CompletionDelta(NamedTuple):
     """New tokens of one completion, or its end."""
 
     key: int
@@ -108,17 +112,17 @@ class Delta(NamedTuple):
 
 
 @dataclass(slots=True)
-class News:
-    """Results of a step.
+class StepUpdate:
+    """Results of a step of a replica.
 
     Attributes:
         deltas: new tokens of completions.
         changes: changes of the prefix cache, which is empty at first.
-        prompt_logprobs: by key, once all log probabilities of a prompt are known.
-        metrics: counters of the engine and its view, if a `Ping` wanted them.
+        prompt_logprobs: of whole prompts, by key.
+        metrics: counters of the engine and its view, after a `Ping`.
     """
 
-    deltas: list[Delta] = field(default_factory=list)
+    deltas: list[CompletionDelta] = field(default_factory=list)
     changes: list[KVChange] = field(default_factory=list)
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
     metrics: Any = None
@@ -127,4 +131,4 @@ class News:
 class Pong(NamedTuple):
     """A sign of life."""
 
-    seconds_in_step: float  # that the current step has taken so far
+    seconds_in_step: float  # time since the current step began

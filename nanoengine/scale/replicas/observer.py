@@ -1,4 +1,4 @@
-"""ReplicaObserver: the counters and the view of all replicas, in place of those of one engine."""
+"""ReplicaObserver: counters and view of all replicas, in the shape of the ones of one engine."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class ReplicaObserver(Observer):
     """The observer of a `ReplicatedEngine`. Replicas send their counters once a second.
 
     Args:
-        own: the observer of the engine without tensors, which counts nothing.
+        observer: of the front, which counts no step.
         supervisor: of the replicas.
     """
 
-    def __init__(self, own: Observer, supervisor: Supervisor):
-        super().__init__(own.max_model_len, own.blocks_of_longest)
-        self.events, self.supervisor = own.events, supervisor
+    def __init__(self, observer: Observer, supervisor: Supervisor):
+        super().__init__(observer.max_model_len, observer.blocks_of_longest)
+        self.events, self.supervisor = observer.events, supervisor
 
     def snapshots(self, engine: LLMEngine, *, summed: bool = False) -> dict[str, EngineMetrics]:
-        found = {str(number): metrics for number, metrics in self.supervisor.counts.by_number().items()}
-        return {"all": reduce(add, found.values())} if summed and found else found or super().snapshots(engine)
+        counters = {str(number): metrics for number, metrics in self.supervisor.counts.by_number().items()}
+        return {"all": reduce(add, counters.values())} if summed and counters else counters or super().snapshots(engine)
 
     def snapshot(self, engine: LLMEngine) -> EngineMetrics:
-        """The counters of all replicas at this moment: asks the replicas, and waits for their answers."""
-        self.supervisor.ask_for_metrics()
-        [found] = self.snapshots(engine, summed=True).values()
-        return found
+        """The counters of all replicas at this moment; waits for their answers."""
+        self.supervisor.refresh_metrics()
+        [total] = self.snapshots(engine, summed=True).values()
+        return total
 
     def progress(self, engine: LLMEngine, before: EngineStats) -> str:
         return f"{self.supervisor.num_ready} replicas, {len(engine.requests)} requests"

@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.options import check, option
+from nanoengine.core.options import option
+from nanoengine.options import Options
 
 MOST_REPLICAS = 256
-"""The router looks at all of them for each request."""
+"""Limit of replicas: the router scores all of them for each request."""
 
 MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(Options):
     """Options of replicas; all are keyword arguments of `LLM`.
 
     Args:
-        replicas: engines, each in a process of its own, that share the requests. A request goes to the replica that has most of
-            its prompt cached and least to do; if this replica dies, another one goes on with the request, with the same tokens.
+        replicas: engines, each in a separate process, among which requests are divided. A request goes to the replica with
+            most of its prompt cached and least to do; if this replica dies, another one goes on with the same tokens.
             0: one engine, in this process. None: 1 where tensor_parallel_size is above 1, and otherwise 0.
         replica_silence_seconds: a replica that sends nothing for so long is killed; the limit is 60 seconds at least while a
             replica starts. Above 0.
@@ -28,7 +29,7 @@ class ReplicaOptions:
         replica_start_seconds: a replica whose start takes longer, the loading of the model included, is killed. Above 0.
         replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new requests are refused
             until a replica is ready. Above 0.
-        replica_start_attempts: a replica is given up after so many failed starts in a row. 1 or more.
+        replica_start_attempts: limit of the failed starts of a replica in a row; it stays lost then. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -41,21 +42,18 @@ class ReplicaOptions:
     replica_wait_seconds: float = option(120.0, 0, MOST_SECONDS, above=True)
     replica_start_attempts: int = option(10, high=2**20)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 def option_of(config: EngineConfig, name: str) -> Any:
-    """An option of any capability; None if nobody has it."""
-    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)
+    """An option of any capability; None if no capability has it."""
+    return next((getattr(options, name) for options in config.options.values() if hasattr(options, name)), None)
 
 
 def num_ranks_of(config: EngineConfig) -> int:
-    """Processes that share the model of a replica."""
+    """Ranks of a replica."""
     return option_of(config, "tensor_parallel_size") or 1
 
 
 def num_replicas_of(config: EngineConfig) -> int:
-    """Replicas that are asked for. A group of ranks is in one, so that its requests go on when it is lost."""
-    asked = config.of(ReplicaOptions).replicas
-    return int(num_ranks_of(config) > 1) if asked is None else asked
+    """Number of replicas. A group of ranks is in one, so that its requests go on when it is lost."""
+    replicas = config.of(ReplicaOptions).replicas
+    return int(num_ranks_of(config) > 1) if replicas is None else replicas

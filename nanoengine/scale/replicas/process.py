@@ -1,15 +1,13 @@
-"""The process of a replica: builds an engine, and serves it to the front at the other end of a connection.
+"""The process of a replica: it builds an engine, and serves it to the front at the other end of a connection.
 
-`python -m nanoengine.scale.replicas.process FD`: on the socket FD come the config and the seed of the hashes of its cache, and
-then messages (`messages.py`). The process ends when `End` comes, or when the front has closed the socket.
+`python -m nanoengine.scale.replicas.process FD`: the first message on the socket FD has the config and the seed of the hashes;
+`messages.py` has all others. The process ends at `End`, or when the front has closed the socket.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,64 +20,63 @@ import nanoengine
 from nanoengine.builder import Built, build_engine
 from nanoengine.errors import EngineDead
 from nanoengine.features.observability.view import take_view
-from nanoengine.log import show_log
 from nanoengine.scale.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.scale.replicas.options import option_of
 from nanoengine.scale.replicas.replica import Replica
-from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.child import connect_to_parent, portable, receive, signs_of_life
 
 logger = logging.getLogger("nanoengine")
 
 
 def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:
-    """Serve an engine on a connection. Returns when `End` comes; ends the process if the other side is gone.
+    """Serve an engine on a connection. Returns at `End`; ends the process if the other side is gone.
 
     Args:
-        connection: to the front; used by this function alone.
-        build: makes the engine, in this thread.
-        hash_seed: of its prefix cache, unless it keeps K/V in files.
+        connection: to the front; no other code uses it.
+        build: builds the engine, in this thread.
+        hash_seed: of its prefix cache, unless it stores K/V in files.
     """
-    process = _Process(connection)
+    loop = ReplicaLoop(connection)
     try:
-        with signs_of_life(partial(process.say, Pong(0.0))):
+        with signs_of_life(partial(loop.send, Pong(0.0))):
             built = build()
     except Exception as error:
-        process.finish(Failed(portable(error)))
+        loop.finish(Failed(portable(error)))
         return
     engine = built.engine
     if option_of(built.config, "kv_disk_path") is None:  # files are named after hashes: their folder has a seed
         engine.scheduler.blocks.seed = hash_seed
     count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
     adapters = getattr(built.capabilities.get("lora"), "adapters", None)
-    process.replica = Replica(engine, built.metrics.events, count, adapters)
+    loop.replica = Replica(engine, built.metrics.events, count, adapters)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
-    process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
+    loop.send(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
     try:
-        process.run()
+        loop.run()
     except EngineDead as error:
-        process.finish(Failed(error))
+        loop.finish(Failed(error))
     except BaseException:  # the threads that read and write would keep the process alive
         logger.critical("process %d of a replica ends", os.getpid(), exc_info=True)
         os._exit(1)
 
 
-class _Process:
-    """Three threads: one takes steps, one reads and one writes, so that neither a message nor a full socket holds up a step."""
+class ReplicaLoop:
+    """The threads of a replica: for steps, for reading and for writing, so that no message and no full socket delays a step."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        self.replica: Replica  # set before anything is said to it
+        self.replica: Replica  # set before the first message arrives
         self._inbox: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._step_began: float | None = None
-        self._reader, self._writer = (threading.Thread(target=own, daemon=True) for own in (self._read, self._write))
+        self._reader, self._writer = (threading.Thread(target=each, daemon=True) for each in (self._read, self._write))
         self._reader.start()
         self._writer.start()
-        self.say = self._outbox.put
+        self.send = self._outbox.put
 
     def finish(self, message: Any = None) -> None:
-        """Send a last message, if there is one, and wait until all messages are sent."""
+        """Send a last message, if any, and wait until all messages are sent."""
         for last in (message, None):
             self._outbox.put(last)
         self._writer.join()
@@ -95,14 +92,14 @@ class _Process:
                     return
                 replica.receive(message, request)
                 if self._inbox.empty() and not engine.has_unfinished:
-                    self._tell()
+                    self._step()
             self._step_began = time.monotonic()
-            self._tell()
+            self._step()
             self._step_began = None
 
-    def _tell(self) -> None:
-        if (news := self.replica.step()) is not None:
-            self.say(news)
+    def _step(self) -> None:
+        if (update := self.replica.step()) is not None:
+            self.send(update)
 
     def _read(self) -> None:
         while True:
@@ -110,12 +107,10 @@ class _Process:
             if isinstance(message, Ping):
                 began = self._step_began
                 self._outbox.put(Pong(0.0 if began is None else time.monotonic() - began))
-                if not message.wants_metrics:
-                    continue
             elif isinstance(message, Submit):
                 try:
                     request = self.replica.make_request(message.resumable)
-                except Exception:  # it is raised again, and told, in the thread that steps
+                except Exception:  # the thread with the steps raises it again, and sends it
                     request = None
             self._inbox.put((message, request))
 
@@ -127,14 +122,11 @@ class _Process:
             os._exit(0)
 
 
-def main(handle: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the front handles them, and ends this process
-        signal.signal(number, signal.SIG_IGN)
-    connection = Connection(handle)
+def main() -> None:
+    connection = connect_to_parent()
     config, use_tqdm, hash_seed = receive(connection)
     serve(connection, lambda: build_engine(config, use_tqdm), hash_seed)
 
 
 if __name__ == "__main__":
-    show_log(*sys.argv[2:])
-    main(int(sys.argv[1]))
+    main()

@@ -1,1 +1,1 @@
-"""The tensors in a process of their own: if it dies, it is started anew, and all requests go on with the same tokens."""
+"""Worker processes, which hold the tensors: a lost process is replaced, and requests go on with the same tokens."""

@@ -1,4 +1,4 @@
-"""A process of this package that another one starts, with a socket between them: its start, its signs of life, its end."""
+"""Child processes of this package: start, signs of life and end. A socket connects parent and child."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nanoengine.log import log_of_child
+from nanoengine.log import log_of_child, show_log
 
 logger = logging.getLogger("nanoengine")
 
 LIFE_SECONDS = 1.0
-"""How often a process that starts gives a sign of life."""
+"""Interval between the signs of life of a process that starts."""
 
 START_SILENCE_SECONDS = 60.0
-"""A process that starts, and gives no sign of life for so long, is killed: loading a library may hold up its threads."""
+"""Limit of silence of a process that starts; it is killed then. Loading a library may hold up its threads."""
 
 REAP_SECONDS = 5.0
-"""How long a killed process is waited for: the kernel may hold it, for a device or a disk."""
+"""Limit of the wait for a killed process: the kernel may hold it, for a device or a disk."""
 
 
 def start_child(
     module: str, *descriptors: int, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run a module in a process with a socket to this one. Its arguments are the number of its end of the socket, and those of
-    `show_log`. It imports nothing from the working folder, which may be the folder of a model.
+    """Run a module in a process with a socket to this one. Its arguments are the descriptor of the socket, and the arguments
+    of `show_log`. It imports nothing from the working folder, which may be the folder of a model.
 
     Args:
         descriptors: open files that it inherits.
-        environment: variables that are added to those of this process, or replace them.
+        environment: variables of the process, which override the environment of this one.
     """
-    own, other = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     root = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
-    with other:
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(other.fileno()), *log_of_child()],
-            pass_fds=[other.fileno(), *descriptors],
+            [sys.executable, "-P", "-m", module, str(child_end.fileno()), *log_of_child()],
+            pass_fds=[child_end.fileno(), *descriptors],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
         )
-    return process, own
+    return process, parent_end
 
 
 def end_children(*processes: subprocess.Popen[bytes]) -> None:
@@ -67,7 +67,7 @@ def end_children(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def ending_of(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended whose socket is closed, such as "was killed by SIGKILL"."""
+    """Text about the end of a process whose socket is closed, such as "was killed by SIGKILL"."""
     try:
         status = process.wait(0.5)
     except subprocess.TimeoutExpired:
@@ -82,16 +82,26 @@ def ending_of(process: subprocess.Popen[bytes]) -> str:
 # ---- in the process
 
 
+def connect_to_parent() -> Connection:
+    """The connection of a child to its parent, by the arguments of `start_child`. From now on the child logs as its parent does,
+    and leaves signals to it.
+    """
+    show_log(*sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles them, and ends this process
+        signal.signal(number, signal.SIG_IGN)
+    return Connection(int(sys.argv[1]))
+
+
 @contextmanager
-def signs_of_life(say: Callable[[], object]) -> Iterator[None]:
-    """Call `say` at once and then every `LIFE_SECONDS`, from another thread, while the body of the `with` runs."""
+def signs_of_life(send: Callable[[], object]) -> Iterator[None]:
+    """Call `send` at once and then every `LIFE_SECONDS`, from another thread, while the body of the `with` runs."""
     is_over = threading.Event()
 
     def repeat() -> None:
         with suppress(OSError):  # the other side is gone
-            say()
+            send()
             while not is_over.wait(LIFE_SECONDS):
-                say()
+                send()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
@@ -109,7 +119,7 @@ def receive(connection: Connection) -> Any:
     try:
         return connection.recv()
     except (EOFError, OSError):
-        os._exit(0)  # also in the middle of a step: nobody waits for its result
+        os._exit(0)  # also in the middle of a step: its result has no reader
     except Exception:
         logger.critical("process %d ends: it cannot read a message", os.getpid(), exc_info=True)
         os._exit(1)

@@ -1,6 +1,6 @@
-"""Link: messages to and from another process on a socket that never blocks, for a process that has several of them.
+"""Link: messages to and from another process on a socket that never blocks, for a process with several of them.
 
-The framing is that of `multiprocessing.connection.Connection`, which the other side uses.
+The framing is the one of `multiprocessing.connection.Connection`, which is at the other end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 HEADER = struct.Struct("!i")
 LONG_HEADER = struct.Struct("!iQ")
-"""Of messages of 2 GiB and more: -1, and the size. They are sent, and never received."""
+"""Header of messages of 2 GiB and more: -1, and the size. They are sent, and never received."""
 READ_BYTES = 1 << 18
 
 
@@ -34,24 +34,23 @@ class Link:
     """Messages are pickled, so the other side must be trusted: it is a process that this one has started.
 
     Args:
-        own: a connected socket, which the link closes.
+        connected: a socket, which the link closes.
         selector: watches the socket for bytes to receive, and for room to send.
-        owner: the data of its key.
+        data: of the key in the selector.
     """
 
-    def __init__(self, own: socket.socket, selector: selectors.BaseSelector, owner: Any):
-        own.setblocking(False)
-        self.socket, self._selector, self._owner = own, selector, owner
+    def __init__(self, connected: socket.socket, selector: selectors.BaseSelector, data: Any):
+        connected.setblocking(False)
+        self.socket, self._selector, self._data = connected, selector, data
         self._unsent: deque[memoryview] = deque()
         self._received = bytearray()
         self._is_full = False  # the socket takes no more bytes now
         self.is_closed = False
-        selector.register(own, selectors.EVENT_READ, owner)
+        selector.register(connected, selectors.EVENT_READ, data)
 
     def send(self, message: Any) -> None:
         """Send a message, now or as soon as the socket has room. Nothing happens if the link is closed."""
-        if not self.is_closed:
-            self.send_framed(framed(message))
+        self.send_framed(framed(message))
 
     def send_framed(self, message: bytes) -> None:
         """Send the result of `framed`, which may go to several links."""
@@ -72,30 +71,30 @@ class Link:
                     self._unsent.popleft()
         except BlockingIOError:
             pass  # the rest is sent when there is room
-        except OSError:  # the other side is gone, which `receive` will tell
+        except OSError:  # the other side is gone, and `receive` raises
             self._unsent.clear()
         if bool(self._unsent) is not self._is_full:
             self._is_full = not self._is_full
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._is_full else 0)
-            self._selector.modify(self.socket, events, self._owner)
+            self._selector.modify(self.socket, events, self._data)
 
     def receive(self) -> Iterator[Any]:
-        """Messages of which all bytes have come, until the link is closed.
+        """Complete messages that have arrived, until the link is closed. It never waits.
 
         Raises:
             EOFError: the other side has closed the socket.
             Unreadable: the bytes are no message.
         """
         try:
-            piece = self.socket.recv(READ_BYTES)
+            chunk = self.socket.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
             raise EOFError(str(error)) from error
-        if not piece:
+        if not chunk:
             raise EOFError("closed by the other side")
         received = self._received
-        received += piece
+        received += chunk
         while not self.is_closed and len(received) >= HEADER.size:
             (size,) = HEADER.unpack_from(received)
             if size < 0:

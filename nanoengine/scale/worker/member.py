@@ -1,4 +1,4 @@
-"""Member: the place of a process in its group."""
+"""Member: rank of a process in its group, and the memory of the group."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ ALIVE = "alive"
 
 
 class RankLost(NanoEngineError, RuntimeError):
-    """Another process of the group did not come within the time that a step may take."""
+    """Another process of the group did not arrive within the time limit of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the group; it stands in `EngineConfig.options` of every rank."""
+    """A process of the group, as in `EngineConfig.options` of every rank."""
 
     rank: int
     size: int
     memory: int
-    """Descriptor of an empty file without a name, which the processes of the group share as memory."""
+    """Descriptor of an empty file without a name: the shared memory of the group."""
     step_seconds: float

@@ -1,15 +1,13 @@
-"""The process of a rank: builds an engine, of which it uses the executor, and carries out the plans that come.
+"""The process of a rank: it builds an engine, and its executor carries out the plans that arrive.
 
-`python -m nanoengine.scale.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config
-and who of the group this is. `ALIVE` goes back once a second while the engine is built, then (0, whether it went well, None or
-error). Then plans come, numbered without gaps, and for each of them (number, whether it went well, result or error) goes back.
-Only rank 0 sends results. The process ends when None comes, or when nobody is at the other end any more.
+`python -m nanoengine.scale.worker.process FD`: pickled messages on the socket FD. The first message has the config and the
+member of the group. `ALIVE` goes back once a second while the engine is built, then (0, success, None or error). Plans follow,
+numbered without gaps; for each of them (number, success, result or error) goes back. Only rank 0 sends results. The process ends
+when None arrives, or when the socket is closed.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -19,15 +17,12 @@ from typing import Any
 
 from nanoengine.builder import build_engine
 from nanoengine.core.config import EngineConfig
-from nanoengine.log import show_log
-from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.child import connect_to_parent, portable, receive, signs_of_life
 from nanoengine.scale.worker.member import ALIVE, Member
 
 
-def main(handle: int) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM):  # they are for the process that has the requests, which ends this one
-        signal.signal(name, signal.SIG_IGN)
-    connection = Connection(handle)
+def main() -> None:
+    connection = connect_to_parent()
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
     config, member, use_tqdm = messages.get()
@@ -50,7 +45,7 @@ def main(handle: int) -> None:
 
 
 def config_of(config: EngineConfig, member: Member) -> EngineConfig:
-    """The config of one process of the group: on machines with GPUs each has one of its own."""
+    """The config of one process of the group: each rank has a GPU for itself, on machines with GPUs."""
     is_one_of_many = member.size > 1 and config.device.startswith("cuda")
     device = f"cuda:{member.rank}" if is_one_of_many else config.device
     return replace(config, device=device, options={**config.options, Member: member})
@@ -62,5 +57,4 @@ def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    show_log(*sys.argv[2:])
-    main(int(sys.argv[1]))
+    main()

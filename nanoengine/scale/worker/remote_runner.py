@@ -1,11 +1,10 @@
-"""RemoteRunner: an executor whose plans are carried out by a group of processes that share the model."""
+"""RemoteRunner: an executor in front of a group of ranks, the processes that compute its plans."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import subprocess
-import tempfile
 import time
 from collections import deque
 from contextlib import suppress
@@ -21,10 +20,10 @@ from nanoengine.scale.worker.link import Link, Unreadable, framed
 from nanoengine.scale.worker.member import ALIVE, Member, RankLost
 
 CLOSE_SECONDS = 5.0
-"""How long ranks may take to end by themselves."""
+"""Time limit for ranks to end by themselves."""
 
 MORE_SECONDS = 0.5
-"""How much longer than the limit of a rank the group is waited for: a rank that waits for another one can then name it."""
+"""Time beyond the limit of a rank that the group has for an answer: a rank that waits for another one can then name it."""
 
 
 class RemoteRunner:
@@ -32,7 +31,7 @@ class RemoteRunner:
     with success or an error.
 
     If a rank dies, hangs or sends a message that is not due, the group is ended, and `EngineDead` is raised here and for every
-    later plan. Plans are numbered: an answer counts for its own plan alone.
+    later plan. Plans are numbered: an answer counts for the plan with its number alone.
 
     Args:
         config: of the ranks' engines.
@@ -45,7 +44,7 @@ class RemoteRunner:
         EngineDead: a rank died while it started, or gave no sign of life.
     """
 
-    recorder = None  # the ranks have it
+    recorder = None  # the ranks have one
 
     def __init__(self, config: EngineConfig, size: int, step_seconds: float, *, use_tqdm: bool = False):
         self.config, self.size, self.step_seconds = config, size, step_seconds
@@ -53,18 +52,18 @@ class RemoteRunner:
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._num_sent, self._num_answered = 0, [0] * size
-        self._answers: list[deque[tuple[int, bool, Any]]] = [deque() for _ in range(size)]  # by rank, not taken
+        self._answers: list[deque[tuple[int, bool, Any]]] = [deque() for _ in range(size)]  # by rank, not read yet
         self._is_closed = False
         self._start(use_tqdm)
 
     def _start(self, use_tqdm: bool) -> None:
         """Start all ranks, and wait until they are ready."""
-        memory = _nameless_file()
+        memory = os.memfd_create("nanoengine")
         try:
             for rank in range(self.size):
-                process, own = start_child("nanoengine.scale.worker.process", memory)
+                process, connected = start_child("nanoengine.scale.worker.process", memory)
                 self.processes.append(process)
-                self._links.append(Link(own, self._selector, rank))
+                self._links.append(Link(connected, self._selector, rank))
                 member = Member(rank, self.size, memory, self.step_seconds)
                 self._links[rank].send((self.config, member, use_tqdm and rank == 0))
             self._wait_for_all()
@@ -75,27 +74,29 @@ class RemoteRunner:
             os.close(memory)
 
     def _wait_for_all(self) -> None:
-        heard = dict.fromkeys(range(self.size), time.monotonic())  # rank that is not ready -> time of its last message
-        while heard:
-            most_silent = min(heard, key=heard.__getitem__)
-            end = heard[most_silent] + START_SILENCE_SECONDS
+        last_signs = dict.fromkeys(
+            range(self.size), time.monotonic()
+        )  # rank that is not ready -> time of its last message
+        while last_signs:
+            most_silent = min(last_signs, key=last_signs.__getitem__)
+            end = last_signs[most_silent] + START_SILENCE_SECONDS
             if time.monotonic() >= end:
                 raise EngineDead(
                     f"{_name(most_silent)} has given no sign of life for {START_SILENCE_SECONDS:g} seconds"
                 )
-            for rank, message in self._hear(end):
+            for rank, message in self._receive(end):
                 match message:
                     case (0, False, Exception() as error):
                         raise error
-                    case (0, True, None) if rank in heard:
-                        del heard[rank]
-                    case _ if message == ALIVE and rank in heard:
-                        heard[rank] = time.monotonic()
+                    case (0, True, None) if rank in last_signs:
+                        del last_signs[rank]
+                    case _ if message == ALIVE and rank in last_signs:
+                        last_signs[rank] = time.monotonic()
                     case _:
                         raise EngineDead(f"{_name(rank)} has said {shown(message)} while it started")
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Send a plan. What the sockets do not take now is sent while answers are waited for."""
+        """Send a plan. Bytes for which a socket has no room now are sent during the wait for answers."""
         if self._is_closed:
             raise EngineClosed("the worker processes are closed")
         self._num_sent += 1
@@ -105,7 +106,7 @@ class RemoteRunner:
         return partial(self._answer, self._num_sent)
 
     def _answer(self, number: int) -> Any:
-        """The answer of rank 0 to a plan. Answers to earlier plans, which nobody waited for, are dropped."""
+        """The answer of rank 0 to a plan. Unread answers to earlier plans are dropped."""
         if not self._links:
             raise EngineDead("the worker processes are gone: make a new engine")
         waiting = set(range(self.size))
@@ -114,16 +115,16 @@ class RemoteRunner:
         end = time.monotonic() + self.step_seconds + MORE_SECONDS
         while waiting:
             ready = [rank for rank in waiting if self._answers[rank]]
-            if not ready and not self._take_answers(end):
+            if not ready and not self._read_answers(end):
                 self._hang(sorted(waiting), errors)
             for rank in ready:
-                found, is_well, value = self._answers[rank].popleft()
+                answered, is_success, value = self._answers[rank].popleft()
                 if isinstance(value, RankLost):
                     self._lose(str(value))
-                if found == number:
+                if answered == number:
                     waiting.remove(rank)
-                    (values if is_well else errors)[rank] = value
-                    if not is_well:  # the other ranks fail as well, or wait for this rank in vain
+                    (values if is_success else errors)[rank] = value
+                    if not is_success:  # the other ranks fail as well, or wait for this rank in vain
                         end = min(end, time.monotonic() + MORE_SECONDS)
         if errors:
             raise errors[min(errors)]
@@ -141,8 +142,8 @@ class RemoteRunner:
                     process.wait(max(0.0, end - time.monotonic()))
             self._end()
 
-    def _hear(self, until: float) -> list[tuple[int, Any]]:
-        """Send the rest of the plans, and return the messages that have come as (rank, message); none if the time is over.
+    def _receive(self, until: float) -> list[tuple[int, Any]]:
+        """Send the rest of the plans, and return the arrived messages as (rank, message); none if the time is over.
 
         Args:
             until: a time of `time.monotonic`.
@@ -151,25 +152,20 @@ class RemoteRunner:
             EngineDead: a rank is gone, or has sent bytes that are no message.
         """
         messages: list[tuple[int, Any]] = []
-        for key, events in self._selector.select(max(0.0, until - time.monotonic())):
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             rank, link = key.data, self._links[key.data]
-            if events & selectors.EVENT_WRITE:
-                link.flush()
-            if events & selectors.EVENT_READ:
-                try:
-                    messages += [(rank, message) for message in link.receive()]
-                except EOFError:
-                    raise EngineDead(f"{_name(rank)} {ending_of(self.processes[rank])}") from None
-                except Unreadable as error:
-                    raise EngineDead(f"{_name(rank)} {error}") from error
+            link.flush()
+            try:
+                messages += [(rank, message) for message in link.receive()]
+            except EOFError:
+                self._lose(f"{_name(rank)} {ending_of(self.processes[rank])}")
+            except Unreadable as error:
+                self._lose(f"{_name(rank)} {error}")
         return messages
 
-    def _take_answers(self, until: float) -> bool:
-        """Take the answers that have come; each rank must answer one plan after the other. False: the time is over."""
-        try:
-            messages = self._hear(until)
-        except EngineDead as error:
-            self._lose(str(error))
+    def _read_answers(self, until: float) -> bool:
+        """Queue the arrived answers; each rank must answer one plan after the other. False: the time is over."""
+        messages = self._receive(until)
         for rank, message in messages:
             due = self._num_answered[rank] = self._num_answered[rank] + 1
             if not isinstance(message, tuple) or len(message) != 3 or message[0] != due or due > self._num_sent:
@@ -198,11 +194,3 @@ class RemoteRunner:
 
 def _name(*ranks: int) -> str:
     return f"the worker process of rank {', '.join(map(str, ranks))}"
-
-
-def _nameless_file() -> int:
-    """Memory that processes share, as a file that cannot be left behind."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("nanoengine")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -39,7 +39,7 @@ class Recorder(PolicyPart):
 def seconds_of(cost: StepCost, step: Step) -> float:
     chunks = (cost.of_chunk(seq, run.start, run.num_new) for seq, run in zip(step.runs, step.plan.runs, strict=True))
     num_tokens = sum(run.num_new for run in step.plan.runs)
-    return cost.of_tokens(len(step.decodes), num_tokens) + cost.of_told(step.decodes) + sum(chunks)
+    return cost.of_tokens(len(step.decodes), num_tokens) + cost.of_logprobs(step.decodes) + sum(chunks)
 
 
 def shared_engine(

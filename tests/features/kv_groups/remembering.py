@@ -8,7 +8,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Run, StepPlan, StepResult
 from nanoengine.core.seams import KVStore, PolicyPart
-from nanoengine.features.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.features.kv_groups.messages import STATE_ORDERS, StateOrders
 from nanoengine.features.kv_groups.snapshots import Snapshots
 from tests.core.toys import Done, ToyModel, make_engine
 
@@ -30,7 +30,7 @@ class RememberingModel(ToyModel):
     def launch(self, plan: StepPlan) -> Done:
         if plan.epoch <= self.failed_epoch or self.num_launched + 1 in self.failing:
             return super().launch(plan)
-        orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
+        orders: StateOrders = plan.extras.get(STATE_ORDERS) or StateOrders()
         restored = dict(orders.restores)
         for start in plan.started:
             self.drafted.pop(start.row, None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.features.kv_groups.layouts import KVGroup, Need, WindowLayout, group_layers
+from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup, WindowLayout, group_layers
 from tests.core.toys import ToyModel, make_engine, run
 
 windows = st.one_of(st.none(), st.integers(1, 20))
@@ -55,7 +55,7 @@ def test_one_sequence_is_never_preempted_in_the_smallest_pool(
     windows: list[int | None], chunked: bool, block_size: int, most_new: int, depth: int, length: int, num_prompt: int
 ) -> None:
     groups = [KVGroup(window, [0], chunked) for window in windows]
-    num_blocks = Need(groups, block_size, most_new, depth).num_blocks(length)
+    num_blocks = BlockDemand(groups, block_size, most_new, depth).num_blocks(length)
     layouts = [group.layout(most_new) for group in groups]
     engine = make_engine(
         blocks=BlockManager(num_blocks, block_size, layouts),

@@ -13,7 +13,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
-from nanoengine.features.kv_groups.layouts import KVGroup, Need
+from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup
 from tests.core.lives import check_lives
 from tests.core.toys import ToyModel, make_engine, run
 from tests.features.speculation.toys import Drafted
@@ -57,7 +57,7 @@ def windowed_engine(
     """An engine whose pool has `num_spare` blocks more than one sequence may need."""
     most_new = min(way.get("max_chunk") or 8192, way["max_num_batched_tokens"])
     groups = groups_of(windows)
-    num_blocks = Need(groups, SIZE, most_new, way["depth"]).num_blocks(MAX_LEN) + num_spare
+    num_blocks = BlockDemand(groups, SIZE, most_new, way["depth"]).num_blocks(MAX_LEN) + num_spare
     layouts = [group.layout(most_new) for group in groups]
     caching = way.pop("enable_prefix_caching")
     blocks = BlockManager(num_blocks, SIZE, layouts, enable_prefix_caching=caching)

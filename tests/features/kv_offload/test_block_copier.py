@@ -14,7 +14,15 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.kv_folder import KVFolder
-from nanoengine.features.kv_offload.messages import NAME, Copy, FileAnswer, FileRead, Orders, Place, Tier
+from nanoengine.features.kv_offload.messages import (
+    KV_OFFLOAD,
+    Copy,
+    FileOutcome,
+    FileRead,
+    Location,
+    OffloadOrders,
+    Tier,
+)
 
 NUM_BLOCKS, NUM_SLOTS = 6, 4
 SHAPE = (3, 2, 4)  # of a block in one tensor
@@ -42,39 +50,39 @@ def make_copier(
     return copier
 
 
-def block(number: int) -> Place:
-    return Place(Tier.POOL, number)
+def block(number: int) -> Location:
+    return Location(Tier.POOL, number)
 
 
-def slot(number: int) -> Place:
-    return Place(Tier.HOST, number)
+def slot(number: int) -> Location:
+    return Location(Tier.HOST, number)
 
 
-def file(number: int) -> Place:
-    return Place(Tier.FILE, NAMES[number])
+def file(number: int) -> Location:
+    return Location(Tier.FILE, NAMES[number])
 
 
-def content(copier: BlockCopier, place: Place) -> bytes:
+def content(copier: BlockCopier, place: Location) -> bytes:
     if place.tier is Tier.HOST:
-        return copier.host[int(place.where)].numpy().tobytes()
+        return copier.host[int(place.key)].numpy().tobytes()
     if place.tier is Tier.FILE:
-        return copier.staged[str(place.where)].numpy().tobytes()
-    rows = [tensor[int(place.where)].contiguous().view(torch.uint8) for tensor in copier.pool]
+        return copier.staged[str(place.key)].numpy().tobytes()
+    rows = [tensor[int(place.key)].contiguous().view(torch.uint8) for tensor in copier.pool]
     return b"".join(row.numpy().tobytes() for row in rows)
 
 
-def carry_out(copier: BlockCopier, *copies: Copy, num_answers: int = 0, **orders: object) -> list[FileAnswer]:
+def carry_out(copier: BlockCopier, *copies: Copy, num_answers: int = 0, **orders: object) -> list[FileOutcome]:
     """A step with these orders, and so many answers."""
-    copier.begin(StepPlan(extras={NAME: Orders(list(copies), **orders)}))  # type: ignore[arg-type]
+    copier.begin(StepPlan(extras={KV_OFFLOAD: OffloadOrders(list(copies), **orders)}))  # type: ignore[arg-type]
     return answers(copier, num_answers)
 
 
-def answers(copier: BlockCopier, count: int) -> list[FileAnswer]:
-    found: list[FileAnswer] = []
+def answers(copier: BlockCopier, count: int) -> list[FileOutcome]:
+    found: list[FileOutcome] = []
     while len(found) < count:
         copier._patience = 5.0
         copier.end(result := StepResult([]))
-        found += result.extras[NAME]
+        found += result.extras[KV_OFFLOAD]
     assert len(found) == count
     return found
 
@@ -86,7 +94,7 @@ pairs = st.tuples(st.sampled_from(PLACES), st.sampled_from(PLACES)).filter(lambd
 @settings(max_examples=60)
 @given(st.lists(pairs, max_size=25), st.booleans(), st.booleans(), st.booleans())
 def test_copies_are_made_as_if_one_after_the_other(
-    made: list[tuple[Place, Place]], half: bool, block_major: bool, is_staged_small: bool
+    made: list[tuple[Location, Location]], half: bool, block_major: bool, is_staged_small: bool
 ) -> None:
     copier = make_copier(None, torch.bfloat16 if half else torch.float32, block_major=block_major)
     held = {place: content(copier, place) for place in PLACES}
@@ -109,16 +117,16 @@ def test_evictions_and_loads_that_take_turns_are_two_batches(monkeypatch: pytest
 
 @pytest.mark.parametrize("source", [block(2), slot(1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_to_a_file_and_back_into_another_pool(source: Place, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_to_a_file_and_back_into_another_pool(source: Location, dtype: torch.dtype, tmp_path: Path) -> None:
     copier = make_copier(tmp_path, dtype)
     before = content(copier, source)
     written = carry_out(copier, Copy(source, file(0), HEADER), num_answers=1)
-    assert written == [FileAnswer("written", NAMES[0])]
+    assert written == [FileOutcome("written", NAMES[0])]
     other = make_copier(tmp_path, dtype, seed=1)
     assert other.files is not None
     assert other.files.folder.names == NAMES[:1]
-    assert carry_out(other, reads=[FileRead(NAMES[0], HEADER)], num_answers=1) == [FileAnswer("read", NAMES[0])]
-    carry_out(other, Copy(file(0), block(5)), kept=[])
+    assert carry_out(other, reads=[FileRead(NAMES[0], HEADER)], num_answers=1) == [FileOutcome("read", NAMES[0])]
+    carry_out(other, Copy(file(0), block(5)), wanted=[])
     assert content(other, block(5)) == before
     assert not other.staged, "its memory was given back"
     for each in (copier, other):
@@ -142,11 +150,11 @@ def test_a_file_that_was_read_is_not_read_again_while_it_is_kept(tmp_path: Path)
     read = FileRead(NAMES[0], HEADER)
     carry_out(copier, reads=[read], num_answers=1)
     (tmp_path / "model" / f"{NAMES[0]}.kv").unlink()
-    assert carry_out(copier, reads=[read], num_answers=1) == [FileAnswer("read", NAMES[0])]
-    carry_out(copier, kept=[])
+    assert carry_out(copier, reads=[read], num_answers=1) == [FileOutcome("read", NAMES[0])]
+    carry_out(copier, wanted=[])
     [answer] = carry_out(copier, reads=[read], num_answers=1)
     assert answer.problem
-    carry_out(copier, reads=[read], kept=[])
+    carry_out(copier, reads=[read], wanted=[])
     [answer] = answers(copier, 1)
     assert not copier.staged, "nobody wants it any more"
     copier.close()

@@ -13,7 +13,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Phase, Request
 from nanoengine.features.kv_offload.disk_tier import DiskTier
 from nanoengine.features.kv_offload.host_tier import HostTier
-from nanoengine.features.kv_offload.messages import FileAnswer, Orders, Place, Tier
+from nanoengine.features.kv_offload.messages import FileOutcome, Location, OffloadOrders, Tier
 from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.kv_offload.options import KVOffloadOptions
 from tests.core.toys import make_engine, run
@@ -242,15 +242,15 @@ def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_a
 
 
 def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
-    disk, failed, orders = DiskTier(["1" * 32 + "-0"], "model", 5), Orders(), Orders()
+    disk, failed, orders = DiskTier(["1" * 32 + "-0"], "model", 5), OffloadOrders(), OffloadOrders()
     disk.want(failed, (0, b"\x11" * 16), b"tokens")
     disk.invalidate(failed, (0, b"\x22" * 16))
     disk.step_failed(failed, orders)
     assert (orders.reads, orders.deletes, orders.clears) == (failed.reads, ["22" * 16 + "-0"], False)
     key = 0, b"\x33" * 16
-    disk.save(failed, key, b"tokens", Place(Tier.POOL, 1))
+    disk.save(failed, key, b"tokens", Location(Tier.POOL, 1))
     disk.invalidate(failed, key)
-    disk.answer(FileAnswer("written", disk.name(key)))
+    disk.answer(FileOutcome("written", disk.name(key)))
     assert disk.name(key) not in disk.files
     disk.clear(failed)
     assert not failed.copies
@@ -260,11 +260,11 @@ def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
 
 
 def test_a_file_that_was_deleted_to_make_room_is_written_again() -> None:
-    disk, orders, key = DiskTier([], "model", 5), Orders(), (0, b"\x11" * 16)
+    disk, orders, key = DiskTier([], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
     for answer, num_writes in ((None, 1), (None, 1), ("written", 1), ("gone", 2)):
         if answer is not None:
-            disk.answer(FileAnswer(answer, disk.name(key)))
-        disk.save(orders, key, b"tokens", Place(Tier.POOL, 1))
+            disk.answer(FileOutcome(answer, disk.name(key)))
+        disk.save(orders, key, b"tokens", Location(Tier.POOL, 1))
         assert len(orders.copies) == num_writes
 
 
@@ -283,9 +283,9 @@ def test_what_is_not_copied_for_certain_or_is_held_is_not_pushed_out() -> None:
 
 
 def test_a_file_that_was_read_is_for_its_tokens_alone() -> None:
-    disk, orders, key = DiskTier(["11" * 16 + "-0"], "model", 5), Orders(), (0, b"\x11" * 16)
+    disk, orders, key = DiskTier(["11" * 16 + "-0"], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
     disk.want(orders, key, b"tokens")
     assert not disk.has(key, b"tokens")
-    disk.answer(FileAnswer("read", disk.name(key)))
+    disk.answer(FileOutcome("read", disk.name(key)))
     assert disk.has(key, b"tokens")
     assert not disk.has(key, b"others")

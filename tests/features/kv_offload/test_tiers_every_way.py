@@ -9,7 +9,7 @@ import pytest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.seams import KVLayout
 from nanoengine.core.sequence import Request
-from nanoengine.features.kv_groups.layouts import KVGroup, Need
+from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup
 from tests.core.lives import check_lives
 from tests.core.toys import ToyModel, make_engine
 from tests.features.kv_groups.remembering import check_slots
@@ -55,7 +55,9 @@ class Tiers(Drafted):
         del way["enable_prefix_caching"], way["num_blocks"]
         most_new = min(way["max_chunk"] or 8192, way["max_num_batched_tokens"])
         groups = [KVGroup(window, [0]) for window in self.windows]
-        way["num_blocks"] = Need(groups, SIZE, most_new, way["depth"]).num_blocks(60) + rng.choice([0, 1, 10, 300])
+        way["num_blocks"] = BlockDemand(groups, SIZE, most_new, way["depth"]).num_blocks(60) + rng.choice(
+            [0, 1, 10, 300]
+        )
         way["num_slots"], way["max_staged"] = rng.choice([(0, 20), (5, None), (1, 3), (60, None), (8, 40), (60, 40)])
         if rng.random() < 0.3:
             self.files = Files()

@@ -16,7 +16,7 @@ from nanoengine.features.kv_groups.snapshots import Snapshots
 from nanoengine.features.kv_offload.disk_tier import DiskTier
 from nanoengine.features.kv_offload.file_gate import FileGate
 from nanoengine.features.kv_offload.host_tier import HostTier
-from nanoengine.features.kv_offload.messages import NAME, FileAnswer, FileRead, Orders, Place, Tier
+from nanoengine.features.kv_offload.messages import KV_OFFLOAD, FileOutcome, FileRead, Location, OffloadOrders, Tier
 from nanoengine.features.kv_offload.offload import Offload
 from tests.core.toys import Done, ToyModel, check, make_engine
 from tests.features.kv_groups.remembering import FIRST_SLOT, RememberingModel, State
@@ -44,7 +44,7 @@ class OffloadToy(ToyModel):
         self.staged: dict[str, Content] = {}
         self.kept: set[str] = set()
         self.jobs: deque[Any] = deque()
-        self.answers: list[FileAnswer] = []
+        self.answers: list[FileOutcome] = []
         self.is_quick = False
         self.loading: dict[int, dict[int, Any]] = {}  # pieces of states in rows
 
@@ -54,12 +54,12 @@ class OffloadToy(ToyModel):
             is_failing and self.rng.random() < 0.5
         ):  # it may fail behind its copies
             self._zero(plan)
-            self._carry_out(plan.extras[NAME])
+            self._carry_out(plan.extras[KV_OFFLOAD])
         done = super().launch(plan)
         if isinstance(done._result, StepResult):
             while self.jobs and (self.is_quick or self.rng.random() < 0.4):
                 self._do(self.jobs.popleft())
-            done._result.extras[NAME], self.answers = self.answers, []
+            done._result.extras[KV_OFFLOAD], self.answers = self.answers, []
         return done
 
     def _zero(self, plan: StepPlan) -> None:
@@ -69,7 +69,7 @@ class OffloadToy(ToyModel):
                 self.slots.pop((block, offset), None)
         plan.zeroed = []
 
-    def _carry_out(self, orders: Orders) -> None:
+    def _carry_out(self, orders: OffloadOrders) -> None:
         if orders.clears:
             while self.jobs:
                 self._do(self.jobs.popleft())
@@ -78,33 +78,33 @@ class OffloadToy(ToyModel):
         for read in orders.reads:
             self.kept.add(read.name)
             if read.name in self.staged:
-                self.answers.append(FileAnswer("read", read.name))
+                self.answers.append(FileOutcome("read", read.name))
             elif read not in self.jobs:
                 self.jobs.append(read)
         for source, target, header in orders.copies:
             content = self._content(source)
             if target.tier is Tier.POOL:
                 for offset, slot in content.items():
-                    self.slots[int(target.where), offset] = slot
+                    self.slots[int(target.key), offset] = slot
             elif target.tier is Tier.STATES:
-                slot, number = divmod(int(target.where), self.num_pieces)
+                slot, number = divmod(int(target.key), self.num_pieces)
                 self.loading.setdefault(slot, {})[number] = content[number]
             elif target.tier is Tier.HOST:
-                self.host[int(target.where)] = content
+                self.host[int(target.key)] = content
             else:
-                self.jobs.append((target.where, header, content))
-        if orders.kept is not None:
-            self.kept = set(orders.kept)
+                self.jobs.append((target.key, header, content))
+        if orders.wanted is not None:
+            self.kept = set(orders.wanted)
             self.staged = {name: content for name, content in self.staged.items() if name in self.kept}
 
-    def _content(self, place: Place) -> Content:
+    def _content(self, place: Location) -> Content:
         if place.tier is Tier.POOL:
-            assert place.where, "the null block is not copied"
-            return {offset: self.slots[int(place.where), offset] for offset in range(SIZE)}
+            assert place.key, "the null block is not copied"
+            return {offset: self.slots[int(place.key), offset] for offset in range(SIZE)}
         if place.tier is Tier.STATES:
-            slot, number = divmod(int(place.where), self.num_pieces)
+            slot, number = divmod(int(place.key), self.num_pieces)
             return {number: self.states[slot]}  # type: ignore[dict-item]
-        return dict(self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)])
+        return dict(self.host[int(place.key)] if place.tier is Tier.HOST else self.staged[str(place.key)])
 
     def _do(self, job: Any) -> None:
         """One piece of work of the thread of files."""
@@ -119,7 +119,7 @@ class OffloadToy(ToyModel):
                 self.files.pop(job.name, None)
             elif job.name in self.kept:
                 self.staged[job.name] = dict(content)
-            self.answers.append(FileAnswer("read", job.name, problem))
+            self.answers.append(FileOutcome("read", job.name, problem))
             return
         name, header, content = job
         if not problem:
@@ -127,8 +127,8 @@ class OffloadToy(ToyModel):
             while len(self.files) > self.most_files:
                 gone = next(iter(self.files))
                 del self.files[gone]
-                self.answers.append(FileAnswer("gone", gone))
-        self.answers.append(FileAnswer("written", name, problem))
+                self.answers.append(FileOutcome("gone", gone))
+        self.answers.append(FileOutcome("written", name, problem))
 
     num_pieces = 0
     states: dict[int, State]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.features.lora.linear_layers import LinearLayer
 from nanoengine.features.lora.native_products import NativeProducts
-from nanoengine.features.lora.places import Place
-from nanoengine.features.lora.products import Group, Products
+from nanoengine.features.lora.products import AdapterRows, Products
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.operations import Kernels, Norm, Weight
 from nanoengine.kernels.reference.gates import ACTIVATIONS, GATES
@@ -32,7 +32,7 @@ class Drawn:
 
     case: Case
     weight: Weight
-    places: dict[str, Place]
+    layers: dict[str, LinearLayer]
     adapters: list[dict[str, tuple[Tensor, Tensor, float]]]
     slots: np.ndarray  # of each row; -1: none
 
@@ -40,17 +40,17 @@ class Drawn:
         kernels = self.case.kernels
         if isinstance(kernels, NativeKernels):
             limits = {"max_adapters": NUM_ADAPTERS, "max_rows": self.case.rows}
-            return NativeProducts(kernels, [self.weight], self.places, **limits)
-        return Products(kernels, [self.weight], self.places, CPU)
+            return NativeProducts(kernels, [self.weight], self.layers, **limits)
+        return Products(kernels, [self.weight], self.layers, CPU)
 
     def delta(self, x: Tensor) -> Tensor:
         """What the adapters add, in float64."""
         total = torch.zeros(len(x), self.weight.shape[0], dtype=torch.float64)
         for row, slot in enumerate(self.slots):
             for name, (a, b, scale) in self.adapters[slot].items() if slot >= 0 else ():
-                place = self.places[name]
-                added = scale * (b.double()[place.order] @ (a.double() @ x[row].double()))
-                total[row, place.first : place.first + place.count] += added
+                layer = self.layers[name]
+                added = scale * (b.double()[layer.order] @ (a.double() @ x[row].double()))
+                total[row, layer.first : layer.first + layer.count] += added
         return total
 
 
@@ -59,23 +59,25 @@ def draw(case: Case, outputs: Sequence[int]) -> Drawn:
     rng, matrix = case.rng, case.matrix(*outputs)
     inputs, dtype = case.inputs, rng.choice([torch.float32, torch.bfloat16, torch.float16])
     firsts = np.cumsum([0, *outputs]).tolist()
-    places = {
-        str(i): Place(0, first, count, inputs, torch.randperm(count) if rng.random() < 0.3 else torch.arange(count))
+    layers = {
+        str(i): LinearLayer(
+            0, first, count, inputs, torch.randperm(count) if rng.random() < 0.3 else torch.arange(count)
+        )
         for i, (first, count) in enumerate(zip(firsts, outputs, strict=False))
     }
     adapters = []
     for _ in range(NUM_ADAPTERS):
         rank = rng.choice([1, 2, 3, 4, 7, 8, 9, 16, 17])
-        chosen = [name for name in places if rng.random() < 0.8]
-        parts = {name: (case.numbers(rank, inputs), case.numbers(places[name].count, rank)) for name in chosen}
+        chosen = [name for name in layers if rng.random() < 0.8]
+        parts = {name: (case.numbers(rank, inputs), case.numbers(layers[name].count, rank)) for name in chosen}
         adapters.append({name: (a.to(dtype), b.to(dtype), rng.choice([0.5, 1.7])) for name, (a, b) in parts.items()})
     most = rng.choice([0, 1, 2, NUM_ADAPTERS - 1])
     slots = np.array([rng.randint(-1, most) if rng.random() < 0.7 else -1 for _ in range(case.rows)])
-    return Drawn(case, matrix.weight, places, adapters, slots)
+    return Drawn(case, matrix.weight, layers, adapters, slots)
 
 
-def groups_of(slots: np.ndarray) -> list[Group]:
-    return [Group(int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0]
+def groups_of(slots: np.ndarray) -> list[AdapterRows]:
+    return [AdapterRows(int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0]
 
 
 def kind_of(kernels: Sequence[Kernels]) -> Kind:
@@ -194,7 +196,7 @@ def test_an_adapter_that_was_dropped_adds_nothing(native: Kind) -> None:
     plain = case.kernels.linear(x, drawn.weight, None)
     a, b = case.numbers(4, case.inputs), case.numbers(33, 4)
     products.put(1, adapter_of({"0": (a, b, 1.0)}))
-    products.begin([Group(1, np.arange(case.rows))])
+    products.begin([AdapterRows(1, np.arange(case.rows))])
     assert not torch.equal(products.product(x, drawn.weight)[0], plain)
     products.drop(1)
     assert torch.equal(products.product(x, drawn.weight)[0], plain)

@@ -90,7 +90,7 @@ def test_no_request_comes_before_its_adapter(monkeypatch: pytest.MonkeyPatch, se
             elif act < 0.25:
                 join()
             elif act < 0.28:
-                world.fleet.equip()
+                world.fleet.set_adapters()
             elif world.members:
                 member = rng.choice(list(world.members.values()))
                 rng.choice([member.read, member.step, partial(world.deliver, member)])()
@@ -101,7 +101,7 @@ def test_no_request_comes_before_its_adapter(monkeypatch: pytest.MonkeyPatch, se
         assert answers(requests) == want
         for name in list(front.loaded)[1:]:
             front.unload(name)
-        world.fleet.equip()
+        world.fleet.set_adapters()
         for member in world.members.values():
             while member.inbox:
                 member.read()
@@ -145,4 +145,4 @@ def test_two_engines_in_processes_say_what_one_says(tmp_path: Path) -> None:
         assert not any(said(own) in right for own in found)
         engine = llm.engine
         assert isinstance(engine, ReplicatedEngine)
-        assert all(len(own.adapters) <= 2 for own in engine.fleet.members.values())
+        assert all(len(own.adapters) <= 2 for own in engine.fleet.replicas.values())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import UnsupportedModel
-from nanoengine.features.pooling.files import Made, of_folder, of_gguf
+from nanoengine.features.pooling.files import PoolingDefaults, defaults_of_folder, defaults_of_gguf
 
 QWEN3 = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -32,28 +32,28 @@ def write(folder: Path, modules: Any, pooling: Any) -> Path:
 @pytest.mark.parametrize(
     ("modules", "pooling", "made"),
     [
-        (QWEN3, LAST, Made("last", True)),
-        ("\ufeff" + json.dumps(QWEN3), LAST, Made("last", True)),
-        (QWEN3[:2], LAST, Made("last", False)),
-        (QWEN3, MEAN, Made("mean", True)),
-        (QWEN3, {"pooling_mode_cls_token": True}, Made(None, True)),
-        (QWEN3, LAST | MEAN, Made(None, True)),  # one behind the other
-        (QWEN3, {}, Made(None, True)),
-        (QWEN3, {"embedding_dimension": 1024, "pooling_mode": "lasttoken"}, Made("last", True)),
-        (QWEN3[:2], {"pooling_mode": "mean"}, Made("mean", False)),
-        (QWEN3, {"pooling_mode": "cls"}, Made(None, True)),
-        (QWEN3, {"pooling_mode": ["mean", "cls"]}, Made(None, True)),
-        ([*QWEN3, DENSE], LAST, Made(None, True)),
-        (QWEN3[:1], LAST, Made(None, False)),
+        (QWEN3, LAST, PoolingDefaults("last", True)),
+        ("\ufeff" + json.dumps(QWEN3), LAST, PoolingDefaults("last", True)),
+        (QWEN3[:2], LAST, PoolingDefaults("last", False)),
+        (QWEN3, MEAN, PoolingDefaults("mean", True)),
+        (QWEN3, {"pooling_mode_cls_token": True}, PoolingDefaults(None, True)),
+        (QWEN3, LAST | MEAN, PoolingDefaults(None, True)),  # one behind the other
+        (QWEN3, {}, PoolingDefaults(None, True)),
+        (QWEN3, {"embedding_dimension": 1024, "pooling_mode": "lasttoken"}, PoolingDefaults("last", True)),
+        (QWEN3[:2], {"pooling_mode": "mean"}, PoolingDefaults("mean", False)),
+        (QWEN3, {"pooling_mode": "cls"}, PoolingDefaults(None, True)),
+        (QWEN3, {"pooling_mode": ["mean", "cls"]}, PoolingDefaults(None, True)),
+        ([*QWEN3, DENSE], LAST, PoolingDefaults(None, True)),
+        (QWEN3[:1], LAST, PoolingDefaults(None, False)),
     ],
     ids=str,
 )
-def test_a_folder_says_how(tmp_path: Path, modules: Any, pooling: Any, made: Made) -> None:
-    assert of_folder(write(tmp_path, modules, pooling)) == made
+def test_a_folder_says_how(tmp_path: Path, modules: Any, pooling: Any, made: PoolingDefaults) -> None:
+    assert defaults_of_folder(write(tmp_path, modules, pooling)) == made
 
 
 def test_a_folder_that_says_nothing_is_of_the_last_token(tmp_path: Path) -> None:
-    assert of_folder(tmp_path) == Made("last", True)
+    assert defaults_of_folder(tmp_path) == PoolingDefaults("last", True)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_folder_that_says_nothing_is_of_the_last_token(tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_broken_file_is_named(tmp_path: Path, modules: Any, pooling: Any) -> None:
     with pytest.raises(UnsupportedModel, match="json"):
-        of_folder(write(tmp_path, modules, pooling))
+        defaults_of_folder(write(tmp_path, modules, pooling))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     (folder / "1_Pooling" / "config.json").unlink()
     os.mkfifo(folder / "1_Pooling" / "config.json")
     with pytest.raises(UnsupportedModel, match="regular file"):
-        of_folder(folder)
+        defaults_of_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_a_gguf_file_says_how(number: int | None, pooling: str | None) -> None:
     own = {} if number is None else {"qwen3.pooling_type": number}
-    assert of_gguf({"general.architecture": "qwen3", "llama.pooling_type": 1, **own}) == Made(pooling, True)
+    assert defaults_of_gguf({"general.architecture": "qwen3", "llama.pooling_type": 1, **own}) == PoolingDefaults(
+        pooling, True
+    )

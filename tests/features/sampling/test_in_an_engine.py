@@ -13,7 +13,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
 from nanoengine.core.sequence import Request
-from nanoengine.features.sampling.collector import MOST_TOLD
+from nanoengine.features.sampling.collector import MAX_PROMPT_LOGPROBS
 from nanoengine.features.sampling.params import SamplingParams
 from tests.core.lives import check_lives
 from tests.core.toys import VOCAB, ToyTokenizer, run
@@ -116,7 +116,7 @@ def check_prompt_logprobs(request: Request) -> None:
 
 def test_a_step_tells_of_a_bounded_number_of_tokens_of_prompts() -> None:
     """Each takes about as long as all layers of a small model: who comes meanwhile waits for the step."""
-    engine = make(max_model_len=4 * MOST_TOLD, num_blocks=400)
+    engine = make(max_model_len=4 * MAX_PROMPT_LOGPROBS, num_blocks=400)
     told: list[int] = []
     launch = engine.executor.launch
 
@@ -125,11 +125,11 @@ def test_a_step_tells_of_a_bounded_number_of_tokens_of_prompts() -> None:
         return launch(plan)
 
     engine.executor.launch = counted  # type: ignore[method-assign]
-    prompts = [[(i * i + j) % VOCAB for i in range(2 * MOST_TOLD)] for j in range(3)]
+    prompts = [[(i * i + j) % VOCAB for i in range(2 * MAX_PROMPT_LOGPROBS)] for j in range(3)]
     requests = [engine.make_request(own, SamplingParams(prompt_logprobs=1, max_tokens=1)) for own in prompts]
     run(engine, requests)
-    assert max(told) <= MOST_TOLD
-    assert sum(told) == 3 * (2 * MOST_TOLD - 1)
+    assert max(told) <= MAX_PROMPT_LOGPROBS
+    assert sum(told) == 3 * (2 * MAX_PROMPT_LOGPROBS - 1)
 
 
 def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache() -> None:

@@ -24,14 +24,14 @@ def guess(token_ids: list[int], most: int = 8, size: int = 2) -> list[int]:
 def in_common(text: list[int], place: int) -> int:
     """How many tokens before the place are the same as those before the end of the text, as far as they are compared."""
     count = 0
-    while count < min(place, ngram.MOST_COMMON) and text[place - 1 - count] == text[len(text) - 1 - count]:
+    while count < min(place, ngram.MAX_COMMON) and text[place - 1 - count] == text[len(text) - 1 - count]:
         count += 1
     return count
 
 
 def scanned_place(text: list[int], size: int) -> tuple[int | None, int]:
     """Of the latest places behind the last tokens, the latest that has the most in common with the end, and how much that is."""
-    places = [place for place in range(1, len(text)) if in_common(text, place) >= size][-ngram.MOST_PLACES :]
+    places = [place for place in range(1, len(text)) if in_common(text, place) >= size][-ngram.MAX_OCCURRENCES :]
     place = max(places, key=lambda place: (in_common(text, place), place), default=None)
     return place, 0 if place is None else in_common(text, place)
 
@@ -52,7 +52,7 @@ def copied(text: list[int], place: int | None, most: int) -> list[int]:
 )  # a loop: it is guessed beyond the end of the text
 @example(text=[0, 1, 2, 70, 9, 1, 2, 71, 8, 0, 1, 2], size=2, most=1, limits=(16, 32))  # the latest has less in common
 def test_the_guess_is_that_of_a_scan(text: list[int], size: int, most: int, limits: tuple[int, int]) -> None:
-    with patch.multiple(ngram, MOST_PLACES=limits[0], MOST_COMMON=limits[1]):
+    with patch.multiple(ngram, MAX_OCCURRENCES=limits[0], MAX_COMMON=limits[1]):
         place, common = scanned_place(text, size)
         assert guess(text, most, size) == copied(text, place, min(most, common))
 

@@ -16,13 +16,13 @@ from tokenizers import AddedToken, models
 
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
+from nanoengine.features.speculation.drafter import until_end
 from nanoengine.features.structured.constraint import Constraint
-from nanoengine.features.structured.forced import until_the_end
 from nanoengine.features.structured.grammars import LEAST_BYTES, Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
+from nanoengine.features.thought import Thought, ThoughtReader
 from nanoengine.models.names import DEMO
-from nanoengine.thought import Thought, ThoughtReader
 
 EOS = 0
 PERSON = {
@@ -173,8 +173,8 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> 
 def test_no_draft_is_a_token_that_the_model_does_not_have(grammars: Grammars) -> None:
     tokens = grammars.tokenizer.encode("import numpy")
     seq = SimpleNamespace(stop_token_ids={EOS})
-    assert until_the_end([*tokens, EOS], seq, 4096) == tokens  # type: ignore[arg-type]
-    assert until_the_end([3, 4096, 5], seq, 4096) == [3]  # type: ignore[arg-type]
+    assert until_end([*tokens, EOS], seq, 4096) == tokens  # type: ignore[arg-type]
+    assert until_end([3, 4096, 5], seq, 4096) == [3]  # type: ignore[arg-type]
 
 
 def test_what_is_cached_takes_no_more_than_its_share() -> None:

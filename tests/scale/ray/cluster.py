@@ -17,9 +17,10 @@ PATIENCE = 120.0
 OPTIONS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 256, "num_kv_blocks": 400}
 
 
-def needs_ray() -> None:
-    """Skip what follows where Ray is not installed."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'nanoengine[ray]'")
+def needs_ray(name: str = "ray") -> None:
+    """Skip a test, or a module of tests, where Ray or this part of it is not installed."""
+    reason = f"{name} is not installed: pip install 'nanoengine[ray]'"
+    pytest.importorskip(name, reason=reason)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import EngineClosed
 from nanoengine.scale.ray import carrier
 from nanoengine.scale.ray.carrier import RayCarrier
-from nanoengine.scale.ray.room import Room
+from nanoengine.scale.ray.resources import Resources
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 
 from .cluster import OPTIONS, another_node, cluster, needs_ray, pids_of, wait_for
@@ -106,7 +106,7 @@ def test_a_node_is_killed_while_200_requests_run(nodes: Any, offline: list[list[
 
 
 def test_one_that_waits_for_room_is_given_up_when_the_engine_closes(caplog: pytest.LogCaptureFixture) -> None:
-    own = RayCarrier(read_config("demo", OPTIONS), Room(64, 0), 1)
+    own = RayCarrier(read_config("demo", OPTIONS), Resources(64, 0), 1)
     threading.Timer(3.0, own.close).start()
     with patch.object(carrier, "TELL_SECONDS", 1.0), pytest.raises(EngineClosed, match="replica 3 waited for a node"):
         own.start(3)

@@ -66,6 +66,7 @@ def stream(url: str, kill_at: int | None = None) -> str:
 
 
 def test_a_deployment_of_ray_serve(want: str) -> None:
+    needs_ray("ray.serve")
     from ray import serve
 
     with socket.socket() as free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoengine.scale.replicas.counts import Counts
+from nanoengine.scale.replicas.counts import ReplicaCounters
 
 
 class Total(list[int]):
@@ -15,9 +15,9 @@ class Total(list[int]):
 
 
 def test_totals_go_on_with_each_replica_in_the_place_of_a_lost_one() -> None:
-    counts = Counts()
+    counts = ReplicaCounters()
     for number in range(3):
-        counts.leave(0)
+        counts.remove(0)
         told: Any = Total([number]), None
-        counts.take(0, told)
+        counts.update(0, told)
     assert counts.by_number() == {0: [2, 1, 0]}

@@ -11,7 +11,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.scale.replicas.fleet import MOST_LOSSES
-from nanoengine.scale.replicas.messages import Abort, Delta, Forget, News, Submit
+from nanoengine.scale.replicas.messages import Abort, CompletionDelta, ResetPrefixCache, StepUpdate, Submit
 from tests.features.kv_offload.toys import Files
 
 from .world import ToyMember, World, answers, draw_requests, expected
@@ -37,7 +37,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
     """
     want = expected(seed)
     rng = random.Random(seed)
-    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "unplaced"), 0)
+    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "unrouted"), 0)
     seen |= dict.fromkeys(("loaded", "deleted"), 0) if has_files else {}
     files: Files | None = {} if has_files else None
 
@@ -62,7 +62,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
                 number = rng.choice(list(world.members))
                 has_failed = world.kill(number)
                 assert not has_failed, "requests that get on are tried again"
-                seen["unplaced"] += bool(world.fleet.unplaced)
+                seen["unrouted"] += bool(world.fleet.unrouted)
             elif act < 0.26 and world.members:
                 seen["drained"] += 1
                 world.drain(rng.choice(list(world.members)))
@@ -117,16 +117,16 @@ def assert_idle(world: World) -> None:
             member.read()
         for _ in range(60):
             member.step()
-        assert not member.replica.held
+        assert not member.replica.requests
         assert not member.replica._keys
         blocks = member.replica.engine.scheduler.blocks
         assert blocks.num_free == blocks.num_blocks
         while member.outbox:
             world.deliver(member)
-        place = world.fleet.members[member.number]
-        assert place.load == 0
-        assert not place.running
-        assert place.cached == set(blocks.index[0]), "the router knows what is cached"
+        replica = world.fleet.replicas[member.number]
+        assert replica.load == 0
+        assert not replica.requests
+        assert replica.cached == set(blocks.index[0]), "the router knows what is cached"
 
 
 def test_tokens_that_are_left_out_or_come_twice_are_an_error() -> None:
@@ -137,9 +137,11 @@ def test_tokens_that_are_left_out_or_come_twice_are_an_error() -> None:
         member = world.join()
         world.submit(request)
         key = world.fleet.running[request].key
-        world.fleet.receive(member.number, News([Delta(key, 0, 0, [5], "a", None, 0, None)]))
+        world.fleet.receive(member.number, StepUpdate([CompletionDelta(key, 0, 0, [5], "a", None, 0, None)]))
         with pytest.raises(ValueError, match="are not the next of this completion"):
-            world.fleet.receive(member.number, News([Delta(key, 0, 1 + first_token, [5], "a", None, 0, None)]))
+            world.fleet.receive(
+                member.number, StepUpdate([CompletionDelta(key, 0, 1 + first_token, [5], "a", None, 0, None)])
+            )
         assert request.sequences[0].output_token_ids == [5]
 
 
@@ -149,13 +151,13 @@ def test_a_replica_that_has_forgotten_its_cache_is_known_to_have_nothing() -> No
     for request in draw_requests(world.front, 1):
         world.submit(request)
     world.run()
-    place = world.fleet.members[member.number]
-    assert place.cached
-    member.send(Forget())
+    replica = world.fleet.replicas[member.number]
+    assert replica.cached
+    member.send(ResetPrefixCache())
     member.read()
     member.step()
     world.deliver(member)
-    assert not place.cached
+    assert not replica.cached
 
 
 def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
@@ -169,7 +171,7 @@ def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
         world.submit(request)
         route = world.fleet.running[request].route
         assert route is not None
-        return route.place.number
+        return route.replica.number
 
     assert submitted(prompt) == first.number
     world.run()
@@ -215,7 +217,7 @@ def test_requests_without_a_replica_wait_for_one_or_are_told_that_none_comes() -
     world = World(random.Random(0))
     requests = draw_requests(world.front, 3, 2)
     world.submit(requests[0])
-    assert world.fleet.unplaced
+    assert world.fleet.unrouted
     assert world.fleet.fail(EngineDead("none lives")) == [requests[0]]
     assert isinstance(requests[0].error, EngineDead)
     assert {seq.finish_reason for seq in requests[0].sequences} == {"error"}
@@ -229,7 +231,7 @@ def test_news_of_those_who_are_gone_are_dropped() -> None:
     world = World(random.Random(0))
     member = world.join()
     world.kill(member.number)
-    assert world.fleet.receive(member.number, News()) == []
+    assert world.fleet.receive(member.number, StepUpdate()) == []
 
 
 def test_what_moves_goes_on_where_it_was_and_what_has_ended_is_not_computed_again() -> None:

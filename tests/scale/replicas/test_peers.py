@@ -15,10 +15,9 @@ import pytest
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.errors import EngineDead
 from nanoengine.features.observability.kv_events import KVEventPublisher
-from nanoengine.scale.replicas import carrier, fleet, slots, supervisor
-from nanoengine.scale.replicas.carrier import LocalCarrier
+from nanoengine.scale.replicas import fleet, slots, supervisor
 from nanoengine.scale.replicas.engine import ReplicatedEngine
-from nanoengine.scale.replicas.messages import Delta, End, Failed, News, Ping, Pong, Ready
+from nanoengine.scale.replicas.messages import CompletionDelta, End, Failed, Ping, Pong, Ready, StepUpdate
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.serve.server.config import ServerConfig
@@ -27,8 +26,8 @@ from tests.core.toys import ToyModel, make_engine
 from tests.scale.worker.peers import FAULTS, Fault, Peer, dead, silent
 from tests.serve.aio.toys import LogprobListener
 
-from .test_processes import PATIENCE, plain, run, wait_for
-from .world import BLOCK_SIZE, HASH_SEED, draw_requests, expected
+from .test_processes import plain, run, wait_for
+from .world import BLOCK_SIZE, HASH_SEED, draw_requests, expected, replicated
 
 READY = Ready(60, HASH_SEED, "toys")
 
@@ -45,12 +44,12 @@ def fails_late(own: Connection) -> None:
 
 def news_of_nobody(own: Connection) -> None:
     """Of a completion that its request does not have, for all keys that there may be."""
-    own.send(News([Delta(key, 99, 0, [1], "b", None, 0, None) for key in range(1, 500)]))
+    own.send(StepUpdate([CompletionDelta(key, 99, 0, [1], "b", None, 0, None) for key in range(1, 500)]))
     silent(own)
 
 
 def no_news(own: Connection) -> None:
-    own.send(News(deltas=7, changes=None))  # type: ignore[arg-type]
+    own.send(StepUpdate(deltas=7, changes=None))  # type: ignore[arg-type]
     silent(own)
 
 
@@ -118,7 +117,7 @@ class PeerCarrier:
 
 @contextmanager
 def replicas(own: Any, count: int = 1, **options: Any) -> Iterator[ReplicatedEngine]:
-    engine = ReplicatedEngine(make_engine(parts=[]), own, ReplicaOptions(replicas=count, **options))
+    engine = replicated(own, ReplicaOptions(replicas=count, **options))
     try:
         yield engine
     finally:
@@ -279,15 +278,3 @@ def test_a_restart_that_is_given_up_does_not_give_up_who_runs() -> None:
         kill_all(engine)
         assert run(engine, [plain(engine)]) == want
         assert (own.num_starts, engine.supervisor.num_lost) == (5, 1)
-
-
-def test_who_cannot_be_told_its_config_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = [Peer(dead), Peer(lambda _: time.sleep(PATIENCE))]  # it is gone; it is stopped
-    left = peers.copy()
-    monkeypatch.setattr(carrier, "start_child", lambda *_, **__: ((peer := left.pop(0)), peer.socket))
-    monkeypatch.setattr(carrier, "SEND_SECONDS", 0.1)
-    for peer in peers:
-        with pytest.raises(OSError, match=r"."):
-            LocalCarrier(bytes(8 << 20), 0).start(0)  # type: ignore[arg-type]
-        assert peer.returncode is not None
-        assert peer.socket.fileno() == -1

@@ -21,7 +21,7 @@ from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.scale.replicas import slots
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
-from nanoengine.scale.replicas.slots import Process
+from nanoengine.scale.replicas.slots import ReplicaProcess
 
 from .toy_process import DIES_AT_START, ENDLESS, LOSES_A_RANK, ToyCarrier, toy_replicas
 from .world import answers, draw_requests, expected
@@ -56,13 +56,13 @@ def run(engine: ReplicatedEngine, requests: list[Request], after: Callable[[], o
     return answers(requests)
 
 
-def busy(engine: ReplicatedEngine) -> list[Process]:
+def busy(engine: ReplicatedEngine) -> list[ReplicaProcess]:
     """Replicas that have requests."""
     found = [slot.current for slot in engine.supervisor.slots if slot.current is not None]
     return [process for process in found if engine.fleet.num_running(process.key)]
 
 
-def signal_all(processes: list[Process], number: signal.Signals) -> None:
+def signal_all(processes: list[ReplicaProcess], number: signal.Signals) -> None:
     for process in processes:
         os.kill(process.started.process.pid, number)  # type: ignore[attr-defined]
 

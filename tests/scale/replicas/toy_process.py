@@ -16,7 +16,6 @@ from nanoengine.builder import Built
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineDead
-from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.features.observability.kv_events import KVEventPublisher
 from nanoengine.features.observability.observer import Observer
@@ -28,7 +27,7 @@ from tests.core.toys import Done, ToyModel, make_engine
 from tests.forks import begin
 from tests.serve.aio.toys import LogprobListener
 
-from .world import BLOCK_SIZE, HASH_SEED
+from .world import BLOCK_SIZE, HASH_SEED, replicated
 
 DIES_AT_START = -1.0
 
@@ -96,9 +95,7 @@ class ToyCarrier:
 
 
 def toy_replicas(count: int, carrier: ToyCarrier | None = None, **options: Any) -> ReplicatedEngine:
-    front: LLMEngine = make_engine(parts=[])
-    own = ReplicaOptions(replicas=count, **options)
-    return ReplicatedEngine(front, carrier or ToyCarrier(), own)
+    return replicated(carrier or ToyCarrier(), ReplicaOptions(replicas=count, **options))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from functools import partial
 from typing import Any
 
 from nanoengine.core.block_manager import BlockManager
@@ -12,9 +13,10 @@ from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.lora.adapters import Adapters
 from nanoengine.features.observability.kv_events import KVEventPublisher
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.scale.replicas.engine import mirror
+from nanoengine.scale.replicas.engine import ReplicatedEngine, mirror
 from nanoengine.scale.replicas.fleet import Fleet
-from nanoengine.scale.replicas.messages import Finish, News
+from nanoengine.scale.replicas.messages import Finish, StepUpdate
+from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.scale.replicas.router import Router
 from tests.core.toys import VOCAB, ToyModel, make_engine
@@ -58,7 +60,7 @@ class ToyMember:
             )
             self.replica = Replica(engine, events)
         self.inbox: deque[Any] = deque()
-        self.outbox: deque[News] = deque()
+        self.outbox: deque[StepUpdate] = deque()
 
     def send(self, message: Any) -> None:
         self.inbox.append(message)
@@ -131,6 +133,12 @@ class World:
                 self.deliver(member)
             most -= 1
             assert most, "the fleet does not come to an end"
+
+
+def replicated(carrier: Any, options: ReplicaOptions) -> ReplicatedEngine:
+    engine = make_engine(parts=[], kind=partial(ReplicatedEngine, carrier, options, None))
+    assert isinstance(engine, ReplicatedEngine)
+    return engine
 
 
 def draw_requests(engine: LLMEngine, seed: int, count: int = 10) -> list[Request]:

@@ -91,7 +91,7 @@ class Peer:
         live: its life; whatever it raises is its death.
     """
 
-    pid = 0
+    pid, first_message = 0, None
 
     def __init__(self, live: Callable[[Connection], None]):
         self.socket, other = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Which outputs of a matrix, and which heads, each rank computes. Plain numbers; no torch."""
+"""Partition of outputs and heads among ranks. Plain numbers; no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import pairwise
 from nanoengine.core.errors import InvalidConfig
 
 UNIT = 16
-"""Outputs that stay together, where there are enough of them: kernels compute so many at once."""
+"""Outputs that one rank computes in a group, where there are enough: kernels compute so many at once."""
 
 
-def share(count: int, size: int, unit: int = 1) -> list[range]:
+def split_evenly(count: int, size: int, unit: int = 1) -> list[range]:
     """[0, count) as a range for each of `size` ranks, of about equal lengths, cut at multiples of the unit."""
     units = -(-count // unit)
     cuts = [min(count, units * rank // size * unit) for rank in range(size + 1)]
@@ -20,21 +20,21 @@ def share(count: int, size: int, unit: int = 1) -> list[range]:
 
 
 def outputs(count: int, size: int) -> list[range]:
-    """Outputs of each rank; every rank has all outputs, if there are fewer outputs than ranks."""
+    """Outputs of each rank. With fewer outputs than ranks, every rank has all outputs."""
     if count < size:
         return [range(count)] * size
-    return share(count, size, UNIT if count >= UNIT * size else 1)
+    return split_evenly(count, size, UNIT if count >= UNIT * size else 1)
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The shares of `size` ranks in a model.
+class Partition:
+    """Outputs and heads of each of `size` ranks.
 
     Args:
         heads_are: name of the heads in an error message.
 
     Raises:
-        InvalidConfig: some rank would have no query head.
+        InvalidConfig: more ranks than query heads.
     """
 
     size: int
@@ -55,26 +55,26 @@ class Shares:
 
     @cached_property
     def kv_heads(self) -> list[range]:
-        """K/V heads of each rank. If there are more ranks than K/V heads, several ranks have the same head."""
+        """K/V heads of each rank. With more ranks than K/V heads, several ranks have the same head."""
         if self.size <= self.num_kv_heads:
-            return share(self.num_kv_heads, self.size)
-        return [range(own, own + 1) for own in self._kv_head_of_rank]
+            return split_evenly(self.num_kv_heads, self.size)
+        return [range(head, head + 1) for head in self._kv_head_of_rank]
 
     @cached_property
     def heads(self) -> list[range]:
-        """Query heads of each rank: all query heads of its K/V heads, or a share of them."""
+        """Query heads of each rank: all query heads of its K/V heads, or some of them."""
         group = self.num_heads // self.num_kv_heads
         if self.size <= self.num_kv_heads:
-            return [range(own.start * group, own.stop * group) for own in self.kv_heads]
-        found = []
+            return [range(kv.start * group, kv.stop * group) for kv in self.kv_heads]
+        heads = []
         for head in range(self.num_kv_heads):
-            among = share(group, self._kv_head_of_rank.count(head))
-            found += [range(head * group + own.start, head * group + own.stop) for own in among]
-        return found
+            among = split_evenly(group, self._kv_head_of_rank.count(head))
+            heads += [range(head * group + part.start, head * group + part.stop) for part in among]
+        return heads
 
     def columns(self, heads: list[range]) -> list[range]:
-        """Heads -> columns of a matrix that has all heads side by side."""
-        return [range(own.start * self.head_dim, own.stop * self.head_dim) for own in heads]
+        """Columns of heads in a matrix with all heads side by side."""
+        return [range(part.start * self.head_dim, part.stop * self.head_dim) for part in heads]
 
     @cached_property
     def _kv_head_of_rank(self) -> list[int]:

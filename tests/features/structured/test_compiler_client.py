@@ -1,4 +1,4 @@
-"""The process that tries grammars may be slow, silent, stopped or killed: a verdict is never another grammar's."""
+"""The process that compiles grammars may be slow, silent, stopped or killed: a verdict is never another grammar's."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from nanoengine import child_process
 from nanoengine.core.tokenizer import read_tokenizer
 from nanoengine.errors import EngineClosed, GrammarsUnavailable, InvalidSamplingParams
-from nanoengine.features.structured import trial as trial_module
+from nanoengine.features.structured import compiler_client
+from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable, Verdict
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
-from nanoengine.features.structured.trial import Trial, TrialFailed, Verdict
 from nanoengine.models.names import DEMO
 from nanoengine.serve.server.errors import problem_of
 
 STAND_IN = """
-import json, os, signal, sys, time
+import json, marshal, os, signal, sys, time
 from multiprocessing.connection import Connection
 
 folder, descriptor = sys.argv[1:]
@@ -42,7 +43,7 @@ def draw():
 
 connection = Connection(int(descriptor))
 while True:
-    value = connection.recv()
+    value = marshal.loads(connection.recv_bytes())
     fault = draw()
     if fault.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, fault))
@@ -50,11 +51,11 @@ while True:
         time.sleep(0.4)
     elif fault == "exit":
         os._exit(3)
-    if isinstance(value, dict):
-        connection.send(None)
+    if len(value) == 4:
+        connection.send_bytes(b"")
     else:
         text = value[1]
-        connection.send(("it is bad: " + text if "bad" in text else "", len(text), text))
+        connection.send_bytes(marshal.dumps(("it is bad: " + text if "bad" in text else "", len(text), text)))
 """
 """Answers as the process does, and makes the mistakes that a file names, one for each question."""
 
@@ -64,10 +65,10 @@ COSTLY = ("slow", "SIGSTOP")
 
 
 class StandIn:
-    """A trial whose process is the stand-in."""
+    """A client whose process is the stand-in."""
 
     def __init__(self, folder: Path):
-        self.folder, self.trial = folder, Trial("", 1, [0], {})
+        self.folder, self.client = folder, CompilerClient("", 1, [0], {})
         self.plan()
 
     def plan(self, *faults: str) -> None:
@@ -76,8 +77,8 @@ class StandIn:
 
     def ask(self, text: str) -> Verdict | None:
         """None: there is no process."""
-        with suppress(TrialFailed):
-            return self.trial.verdict(text)
+        with suppress(CompilerUnavailable):
+            return self.client.verdict(text)
         return None
 
     def is_gone(self) -> bool:
@@ -86,11 +87,11 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(trial_module, "COMMAND", [sys.executable, "-I", "-S", "-c", STAND_IN, str(tmp_path)])
-    monkeypatch.setattr(trial_module, "MAX_DYING", 0.1)
+    monkeypatch.setattr(compiler_client, "COMMAND", [sys.executable, "-I", "-S", "-c", STAND_IN, str(tmp_path)])
+    monkeypatch.setattr(child_process, "MAX_DYING", 0.1)
     own = StandIn(tmp_path)
     yield own
-    own.trial.close()
+    own.client.close()
     assert own.is_gone()
 
 
@@ -99,11 +100,11 @@ def right(text: str) -> Verdict:
 
 
 def test_whatever_the_process_does_a_verdict_is_of_the_grammar_that_was_asked_for(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    stand_in: StandIn,
 ) -> None:
     rng, num_right = random.Random(1), 0
     for number in range(30):
-        monkeypatch.setattr(trial_module, "MAX_WAIT", 0.2)
+        stand_in.client.process.max_wait = 0.2
         faults = [rng.choice(["none", "none", *FAULTS]) for _ in range(rng.randrange(4))]
         if number % 4 == 0:
             faults[:1] = [COSTLY[number // 4 % 2]]
@@ -117,7 +118,7 @@ def test_whatever_the_process_does_a_verdict_is_of_the_grammar_that_was_asked_fo
             or verdict.error.startswith("the grammar was not compiled, in 2 tri")
         )
         stand_in.plan()
-        monkeypatch.setattr(trial_module, "MAX_WAIT", 30.0)
+        stand_in.client.process.max_wait = 30.0
         assert stand_in.ask(text) == right(text), "nothing of it is left"
     assert num_right > 5
 
@@ -146,8 +147,8 @@ def test_what_a_grammar_does_to_its_process_is_its_own_fault_at_once(stand_in: S
 
 def test_a_process_that_cannot_be_started_is_nobodys_fault(stand_in: StandIn) -> None:
     stand_in.plan("exit", "exit")
-    with pytest.raises(TrialFailed, match="cannot be started: it ended with status 3"):
-        stand_in.trial.verdict("good")
+    with pytest.raises(CompilerUnavailable, match="cannot be started: it ended with status 3"):
+        stand_in.client.verdict("good")
     assert stand_in.ask("good") == right("good")
 
 
@@ -159,20 +160,20 @@ def grammars() -> Iterator[Grammars]:
     own.close()
 
 
-def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(grammars: Grammars) -> None:
     grammars.matcher(StructuredOutputs(regex="a"))
-    assert grammars._trial is not None
-    assert grammars._trial._process is not None
-    os.kill(grammars._trial._process.own.pid, signal.SIGKILL)
-    grammars.matcher(StructuredOutputs(regex="b"))
-    os.kill(grammars._trial._process.own.pid, signal.SIGKILL)
-    monkeypatch.setattr(trial_module, "COMMAND", ["/nowhere/python"])
+    assert grammars._compiler is not None
+    process = grammars._compiler.process
+    for regex in ("b", "c"):
+        assert process.process is not None
+        os.kill(process.process.pid, signal.SIGKILL)
+        if regex == "b":
+            grammars.matcher(StructuredOutputs(regex=regex))
+    process.command = ["/nowhere/python"]
     with pytest.raises(GrammarsUnavailable, match=r"cannot be started: .*No such file") as raised:
         grammars.matcher(StructuredOutputs(regex="c"))
     assert problem_of(raised.value).status == 503
-    monkeypatch.undo()
+    process.command = compiler_client.COMMAND
     grammars.matcher(StructuredOutputs(regex="c"))
     Structured(grammars, [], None).close()  # as the engine closes its parts
     with pytest.raises(EngineClosed):

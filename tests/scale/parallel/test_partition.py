@@ -6,14 +6,14 @@ import pytest
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.model_config import StateConfig
-from nanoengine.scale.parallel.shares import UNIT, Shares, share
+from nanoengine.scale.parallel.partition import UNIT, Partition, split_evenly
 from nanoengine.scale.parallel.states import units_of_ranks
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 @pytest.mark.parametrize("count", [1, 7, 8, 16, 33, 128, 576, 1000, 49152])
 def test_outputs_are_shared_out_once(count: int, size: int) -> None:
-    found = Shares(size, 64, 64, 64).outputs(count)
+    found = Partition(size, 64, 64, 64).outputs(count)
     assert len(found) == size
     if count < size:
         assert found == [range(count)] * size
@@ -29,25 +29,25 @@ def test_outputs_are_shared_out_once(count: int, size: int) -> None:
 def test_heads_are_shared_out_and_have_their_kv_heads(heads: int, kv_heads: int) -> None:
     group = heads // kv_heads
     for size in range(1, heads + 1):
-        shares = Shares(size, heads, kv_heads, 16)
-        assert [i for own in shares.heads for i in own] == list(range(heads))
-        assert {i for own in shares.kv_heads for i in own} == set(range(kv_heads))
-        for own, seen in zip(shares.heads, shares.kv_heads, strict=True):
+        partition = Partition(size, heads, kv_heads, 16)
+        assert [i for own in partition.heads for i in own] == list(range(heads))
+        assert {i for own in partition.kv_heads for i in own} == set(range(kv_heads))
+        for own, seen in zip(partition.heads, partition.kv_heads, strict=True):
             assert len(own) % len(seen) == 0, "as kernels group them"
             per_kv_head = len(own) // len(seen)
             assert [i // group for i in own] == [seen[i // per_kv_head] for i in range(len(own))]
-        assert shares.columns(shares.heads)[-1].stop == heads * 16
+        assert partition.columns(partition.heads)[-1].stop == heads * 16
 
 
 def test_uneven_heads_of_smollm2_on_two_ranks() -> None:
-    shares = Shares(2, 9, 3, 64)
-    assert shares.kv_heads == [range(1), range(1, 3)]
-    assert shares.heads == [range(3), range(3, 9)]
+    partition = Partition(2, 9, 3, 64)
+    assert partition.kv_heads == [range(1), range(1, 3)]
+    assert partition.heads == [range(3), range(3, 9)]
 
 
 def test_a_rank_without_heads_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="tensor_parallel_size is 5, but the model has 4 query heads"):
-        Shares(5, 4, 2, 16)
+        Partition(5, 4, 2, 16)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 3), (8, 1), (8, 4)])
@@ -69,7 +69,7 @@ def test_a_convolution_alone_is_shared_by_channels() -> None:
 
 
 def test_a_share_is_cut_at_units() -> None:
-    assert share(72, 2, 16) == [range(32), range(32, 72)]
+    assert split_evenly(72, 2, 16) == [range(32), range(32, 72)]
 
 
 def test_heads_of_a_group_that_stand_apart_are_refused() -> None:

@@ -1,5 +1,5 @@
-"""Where the linear layers of a checkpoint are in a model: several of them are often one matrix, and rows may stand in another
-order.
+"""LinearLayer: the rows of a linear layer of a checkpoint in a matrix of the model. A matrix often has several linear layers, and
+its rows may have another order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
 @dataclass(frozen=True)
-class Place:
-    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint, and so of `input_order`, if
-    inputs do not stay as they are.
+class LinearLayer:
+    """Outputs [first, first + count) of a matrix. Output i of them is output `order[i]` in the checkpoint; so is `input_order`
+    for the inputs, if their order differs.
     """
 
     matrix: int  # in `Decoder.matrices`
@@ -30,11 +30,11 @@ class Place:
     inputs: int
     order: Tensor  # [count] int64
     input_order: Tensor | None = None  # [inputs] int64
-    factors: Tensor | None = None  # [count or 1, 1] of the checkpoint's outputs, which are multiplied by them
+    factors: Tensor | None = None  # [count or 1, 1] float32, of the outputs in the checkpoint
 
 
 class _Rows:
-    """A slot that tells which rows are copied to it."""
+    """A slot that records the rows that are copied to it."""
 
     def __init__(self, matrix: _Matrix, first: int, count: int):
         self.matrix, self.first = matrix, first
@@ -65,52 +65,47 @@ class _Kernels(TorchKernels):
         return _Matrix(outputs, inputs, self.copied)
 
 
-def find_places(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {}) -> dict[str, Place]:
-    """The place of each linear layer that may have an adapter, by its name; not those of embeddings, heads and experts.
+def find_linear_layers(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {}) -> dict[str, LinearLayer]:
+    """The linear layers that may have an adapter, by name: all but embeddings, heads and experts.
 
-    They are found by loading a model without memory, whose matrices come in the order of those of the real one. Where
-    there is no family, the real one says in `starts` the matrix and the first of its rows; without, only sizes are right.
+    They are recorded while a model without memory is loaded, whose matrices have the order of those of the real one. For a
+    decoder of transformers, `starts` has the matrix and its first row for each name; without, only the sizes are right.
     """
     if config.linears:
         return {
-            name: Place(
+            name: LinearLayer(
                 *starts.get(name, (0, 0)), outputs, inputs, torch.arange(outputs, dtype=torch.int64, device="cpu")
             )
             for name, outputs, inputs in config.linears
         }
     kernels = _Kernels()
     model = build_model(config, kernels, TorchAttention(1), torch.float32, torch.device("meta"))
-    places: dict[str, Place] = {}
+    layers: dict[str, LinearLayer] = {}
     for name, slot in model.checkpoint_tensors().items():
         if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
             slot, factors = (slot.slot, slot.factors) if isinstance(slot, Scaled) else (slot, None)
             slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
             for rows, order in kernels.copied:
-                if rows.matrix in model.matrices:  # otherwise it is an expert's
+                if rows.matrix in model.matrices:  # not of an expert
                     where, (count, inputs) = model.matrices.index(rows.matrix), rows.shape
-                    places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order, None, factors)
+                    layer = LinearLayer(where, rows.first, count, inputs, order, None, factors)
+                    layers[name.removesuffix(".weight")] = layer
             kernels.copied.clear()
     facts = config.states
     if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
-        places |= {name: _tiled(place, name.rpartition(".")[2], facts) for name, place in places.items()}
-    return places
+        layers |= {name: _tiled(layer, name.rpartition(".")[2], facts) for name, layer in layers.items()}
+    return layers
 
 
-def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
-    """The place with the orders that turn Hugging Face's value heads, group by group, into those of a GGUF file."""
-    size = {
-        "in_proj_qkv": facts.width,
-        "in_proj_z": facts.width,
-        "in_proj_b": 1,
-        "in_proj_a": 1,
-        "out_proj": facts.width,
-    }
+def _tiled(layer: LinearLayer, part: str, facts: StateConfig) -> LinearLayer:
+    """The layer with Hugging Face's value heads, ordered by groups, in the order of a GGUF file."""
+    size = dict.fromkeys(("in_proj_qkv", "in_proj_z", "out_proj"), facts.width) | {"in_proj_b": 1, "in_proj_a": 1}
     if part not in size:
-        return place
+        return layer
     rows = torch.arange(facts.num_heads * size[part], dtype=torch.int64, device="cpu")
     heads = rows.view(facts.num_groups, -1, size[part]).transpose(0, 1).flatten()
     if part == "out_proj":
-        return replace(place, input_order=heads)
-    first = place.count - len(heads)  # queries and keys
+        return replace(layer, input_order=heads)
+    first = layer.count - len(heads)  # queries and keys
     before = torch.arange(first, dtype=torch.int64, device="cpu")
-    return replace(place, order=torch.cat([before, first + heads])[place.order])
+    return replace(layer, order=torch.cat([before, first + heads])[layer.order])

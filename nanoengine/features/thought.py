@@ -1,4 +1,4 @@
-"""Thought: where a model's thought ends and its answer begins, read from tokens as they come."""
+"""ThoughtReader: detects the end of a model's thought and the begin of its answer, token by token."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LONGEST_MARK = 256
-"""Characters: the end of a thought is looked for in as many last ones."""
+"""Last characters of a text that are searched for the end of a thought."""
 
 LONGEST_MARK_TOKENS = 32
-"""The same in tokens, of a text that is whole."""
+"""Last tokens of a complete text that are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """How a model marks what it thinks before it answers. What a request asks of the answer (a grammar, stop strings and tokens,
-    `min_tokens`, `allowed_token_ids`, biases of tokens that end it) does not hold before the answer begins.
+    """The marks of a model's thought before its answer. Parameters of the answer (a grammar, stop strings and tokens,
+    `min_tokens`, `allowed_token_ids`, biases of tokens that end it) do not hold before the answer begins.
 
     Args:
         end: an expression; the answer begins behind the token with which the text has a match.
-        begin: the token, and the text, with which the output begins if the model thinks. None: the prompt has begun the thought.
-        last: the token with which such a match ends; None: it may be any.
+        begin: the token, and the text, with which a thought begins the output. None: the prompt has begun the thought.
+        last: the token with which such a match ends; None: any token.
         calls: tokens that begin a call of a tool: they end a thought, and are the first of the answer.
-        forced: tokens that end the thought at its limit.
+        forced: tokens that end the thought at its budget.
         body: an expression; the thought may be ended behind its last match with the text. None: anywhere.
     """
 
@@ -35,7 +35,7 @@ class Thought:
     body: str | None = None
 
     def count(self, token_ids: Sequence[int], decode: Callable[..., str]) -> int:
-        """The tokens of a whole output that come before its answer."""
+        """The number of tokens before the answer in a complete output."""
         if self.begin is not None:
             number, mark = self.begin
             start = decode(token_ids[: len(mark) + 8], skip_special_tokens=False).lstrip()
@@ -53,7 +53,7 @@ class Thought:
 
 
 class ThoughtReader:
-    """Follows one output until its answer begins.
+    """The reader of one output, until its answer begins.
 
     Args:
         decode: see `Tokenizer.decode`.
@@ -63,11 +63,11 @@ class ThoughtReader:
     def __init__(self, thought: Thought, decode: Callable[..., str], budget: int | None = None):
         self.thought, self._decode, self.budget = thought, decode, budget
         self.answer_start: int | None = None
-        """The number of output tokens before the answer; None: it has not begun."""
+        """The number of output tokens before the answer; None: the answer has not begun."""
         self.num_read = self.num_thought = 0
-        self.has_begun = thought.begin is None  # it is a thought, whatever comes
+        self.has_begun = thought.begin is None  # the prompt has begun it
         self._is_in_body = thought.body is None
-        self._forced: list[int] | None = None  # what is left to say; None: the limit is not reached
+        self._forced: list[int] | None = None  # remaining forced tokens; None: the budget is not used up
         self._end, self._body = re.compile(thought.end), thought.body and re.compile(f"(?:{thought.body})$")
         self._tail = ""
         if self.has_begun:
@@ -80,7 +80,7 @@ class ThoughtReader:
 
     @property
     def forced_token(self) -> int | None:
-        """The only next token, where the thought has reached its limit."""
+        """The only allowed next token, where the thought has used its budget."""
         return self._forced[0] if self._forced else None
 
     @property
@@ -89,7 +89,7 @@ class ThoughtReader:
         return (self.thought.begin[0],) if self.is_open and self.thought.begin and not self.has_begun else ()
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of the output; those of the answer are passed over."""
+        """Read the next tokens of the output; those of the answer are only counted."""
         for token in token_ids:
             if self.is_open:
                 self._read_one(token)
@@ -119,11 +119,11 @@ class ThoughtReader:
         assert self.thought.begin is not None
         number, mark = self.thought.begin
         self._tail += text
-        said = self._tail.strip()
-        if token == number or said.startswith(mark):
+        text = self._tail.strip()
+        if token == number or text.startswith(mark):
             self.has_begun = True
             self._limit()
-        elif not mark.startswith(said):
+        elif not mark.startswith(text):
             self.answer_start = 0
 
     def _limit(self) -> None:
@@ -131,14 +131,14 @@ class ThoughtReader:
         if is_used_up and self.is_open and self._is_in_body and self._forced is None:
             self._forced = list(self.thought.forced)
 
-    # ---- what speculation asks of a constraint
+    # ---- DraftConstraint
 
     def forced(self, most: int) -> list[int]:
-        """None: the end of a thought is short, and forced token by token."""
+        """No draft: the end of a thought is short, and forced token by token."""
         return []
 
     def allowed(self, drafts: list[int]) -> list[int]:
-        """The first of some drafts, as far as what is sampled does not depend on whether they come true."""
+        """The drafts before the first behind which sampling would depend on whether they are accepted."""
         if not self.is_open:
             return drafts
         if self._forced or not self.has_begun:
@@ -151,7 +151,7 @@ class ThoughtReader:
         return drafts
 
     def copy(self) -> ThoughtReader:
-        made = ThoughtReader(self.thought, self._decode, self.budget)
-        vars(made).update(vars(self))
-        made._forced = None if self._forced is None else self._forced.copy()
-        return made
+        copy = ThoughtReader(self.thought, self._decode, self.budget)
+        vars(copy).update(vars(self))
+        copy._forced = None if self._forced is None else self._forced.copy()
+        return copy

@@ -14,7 +14,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.errors import MissingPackage
 from nanoengine.scale.ray import deployment
 from nanoengine.scale.ray.options import RayOptions
-from nanoengine.scale.ray.room import Room, config_of_each, room_of_each
+from nanoengine.scale.ray.resources import Resources, config_of_each, resources_of_each
 from nanoengine.scale.replicas.options import ReplicaOptions
 
 CPUS = [{"CPU": 16.0}, {"CPU": 16.0}]
@@ -26,43 +26,43 @@ def config(**options: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize(
-    ("options", "nodes", "room"),
+    ("options", "nodes", "resources"),
     [
-        ({}, CPUS, Room(16, 0)),
-        ({"replicas": 3}, CPUS, Room(8, 0)),
-        ({"replicas": 7}, CPUS, Room(4, 0)),
-        ({"replicas": 100}, CPUS, Room(1, 0)),
-        ({}, [{"CPU": 0.0}, {"CPU": 6.0}, {"CPU": 4.0}, {"memory": 1.0}], Room(4, 0)),
-        ({}, [], Room(1, 0)),
-        ({"num_threads": 5}, CPUS, Room(5, 0)),
-        ({"ray_cpus": 3, "num_threads": 5}, CPUS, Room(3, 0)),
-        ({"ray_cpus": 0}, CPUS, Room(0, 0)),
-        ({}, GPUS, Room(1, 1)),
-        ({"device": "cpu"}, GPUS, Room(64, 0)),
-        ({"device": "cuda"}, CPUS, Room(1, 1)),
-        ({"ray_gpus": 4}, GPUS, Room(4, 4)),
-        ({"ray_gpus": 0}, GPUS, Room(64, 0)),
-        ({"ray_gpus": 4, "ray_cpus": 9}, GPUS, Room(9, 4)),
+        ({}, CPUS, Resources(16, 0)),
+        ({"replicas": 3}, CPUS, Resources(8, 0)),
+        ({"replicas": 7}, CPUS, Resources(4, 0)),
+        ({"replicas": 100}, CPUS, Resources(1, 0)),
+        ({}, [{"CPU": 0.0}, {"CPU": 6.0}, {"CPU": 4.0}, {"memory": 1.0}], Resources(4, 0)),
+        ({}, [], Resources(1, 0)),
+        ({"num_threads": 5}, CPUS, Resources(5, 0)),
+        ({"ray_cpus": 3, "num_threads": 5}, CPUS, Resources(3, 0)),
+        ({"ray_cpus": 0}, CPUS, Resources(0, 0)),
+        ({}, GPUS, Resources(1, 1)),
+        ({"device": "cpu"}, GPUS, Resources(64, 0)),
+        ({"device": "cuda"}, CPUS, Resources(1, 1)),
+        ({"ray_gpus": 4}, GPUS, Resources(4, 4)),
+        ({"ray_gpus": 0}, GPUS, Resources(64, 0)),
+        ({"ray_gpus": 4, "ray_cpus": 9}, GPUS, Resources(9, 4)),
     ],
 )
-def test_a_replica_gets_its_share(options: dict[str, Any], nodes: list[dict[str, float]], room: Room) -> None:
-    assert room_of_each(config(**options), nodes) == room
+def test_a_replica_gets_its_share(options: dict[str, Any], nodes: list[dict[str, float]], resources: Resources) -> None:
+    assert resources_of_each(config(**options), nodes) == resources
 
 
 def test_a_replica_takes_a_gpu_for_each_rank() -> None:
-    assert room_of_each(config(tensor_parallel_size=4), GPUS) == Room(4, 4)
+    assert resources_of_each(config(tensor_parallel_size=4), GPUS) == Resources(4, 4)
 
 
 def test_each_is_a_whole_engine_that_uses_its_room() -> None:
     own = config(ray_address="auto", max_num_seqs=7)
-    each = config_of_each(own, Room(6, 0))
+    each = config_of_each(own, Resources(6, 0))
     assert each.num_threads == 6
     assert each.max_num_seqs == 7
     assert each.of(ReplicaOptions) == ReplicaOptions(replicas=0)
     assert each.of(RayOptions) == RayOptions()
-    assert config_of_each(own, Room(2, 2)).num_threads is None, "a GPU's host threads are torch's choice"
-    assert config_of_each(config(num_threads=3), Room(8, 0)).num_threads == 3
-    assert config_of_each(own, Room(0, 0)).num_threads == 1
+    assert config_of_each(own, Resources(2, 2)).num_threads is None, "a GPU's host threads are torch's choice"
+    assert config_of_each(config(num_threads=3), Resources(8, 0)).num_threads == 3
+    assert config_of_each(own, Resources(0, 0)).num_threads == 1
 
 
 @pytest.mark.parametrize(
