@@ -120,14 +120,21 @@ class Child:
                 line = await self.process.stderr.readline()
             if text := line.decode(errors="replace").strip():
                 fields = {"level": "warning", "message": text}  # of another library
-                with contextlib.suppress(ValueError, TypeError):
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
                     fields |= json.loads(text)
                 self._last_line = str(fields["message"])
                 self._log(fields)
 
 
-def child_config(config: ServerConfig, name: str, socket: str) -> ServerConfig:
-    """The server of one model behind the front, which has checked keys, hosts and connections, and logs each request."""
+def child_config(config: ServerConfig, name: str, socket: str, parts: int) -> ServerConfig:
+    """The server of one model behind the front, which has checked keys, hosts and connections, and logs each request.
+
+    Args:
+        config: of the whole server.
+        name: of the model.
+        socket: its path.
+        parts: most models that are loaded at a time, into which the quotas of waiting requests and of answers are divided.
+    """
     without_tls: dict[str, Any] = dict.fromkeys(TLS)
     return dataclasses.replace(
         config,
@@ -137,6 +144,9 @@ def child_config(config: ServerConfig, name: str, socket: str) -> ServerConfig:
         forwarded_allow_ips=None,
         cors_origin=None,
         max_connections=min(2 * config.max_connections, MAX_CONNECTIONS),
+        max_waiting=config.max_waiting // parts,
+        max_waiting_tokens=max(1, config.max_waiting_tokens // parts),
+        max_answer_bytes=max(4, config.max_answer_bytes // parts),
         access_log=False,
         log_format="json",
     )

@@ -30,7 +30,7 @@ from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
 from nanoengine.serve.server.fields import Body, Ignored
 from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.reading import SLOW_BYTES, body_of, parse
+from nanoengine.serve.server.reading import SLOW_BYTES, body_of, check_media_type, parse
 from nanoengine.serve.server.scope import CLIENT, HELD
 from nanoengine.serve.server.work_share import WorkShare
 
@@ -81,6 +81,7 @@ class Front:
         most = config.max_held_body_bytes
         self.bodies = Quota.of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
         self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
+        self._parts = min(limits.max_loaded_models, len(sources))
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
         pins, most_loaded = limits.pin or (), limits.max_loaded_models
         if missing := [name for name in pins if name not in sources]:
@@ -111,6 +112,7 @@ class Front:
 
     async def read(self, http: HTTPRequest) -> tuple[bytes, Envelope]:
         """The body of a request, and what of it concerns the front. Raises Problem: too long, or no JSON."""
+        check_media_type(http)
         body = await self.body(http)
         if len(body) > SLOW_BYTES:
             return body, await asyncio.to_thread(parse, body, Envelope, IGNORED)
@@ -134,7 +136,7 @@ class Front:
 
     async def _start(self, source: Source, options: dict[str, Any]) -> Child:
         number = next(i for i, model in enumerate(self.loader.models) if model.source is source)
-        config = child_config(self.config, source.name, str(Path(self._folder.name) / f"{number}.socket"))
+        config = child_config(self.config, source.name, str(Path(self._folder.name) / f"{number}.socket"), self._parts)
         return await Child.start(source.model, options, config, lambda fields: self._log(source.name, fields))
 
     def _log(self, name: str, fields: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model, State
-from nanoengine.serve.front.upstream import NoAnswer
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
 from nanoengine.sizes import told
 
@@ -143,7 +142,7 @@ class Loader:
             async with asyncio.timeout(limit):
                 model.child = child = await self._start(model.source, options)
                 model.served = await child.ready()
-        except (NoAnswer, TimeoutError, OSError) as error:
+        except Exception as error:  # NoAnswer, TimeoutError, OSError, or an answer that is none
             if model.child is not None:
                 await model.child.end(0)
             is_late = isinstance(error, TimeoutError)

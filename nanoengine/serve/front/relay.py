@@ -19,13 +19,13 @@ from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
 from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
 from nanoengine.serve.server.http import CONNECTION
 from nanoengine.serve.server.jobs import until_gone
-from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID, SENT
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_HEADER, REQUEST_ID, SENT
 
 if TYPE_CHECKING:
     from nanoengine.serve.front.front import Front
 
-NOT_PASSED_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-api-key", b"x-request-id"}
-NOT_PASSED_ON |= {CLIENT_HEADER, b"proxy-authorization", b"proxy-connection"}
+NOT_PASSED_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-api-key"}
+NOT_PASSED_ON |= {CLIENT_HEADER, REQUEST_HEADER, b"proxy-authorization", b"proxy-connection"}
 """Headers of a request that the front has read, or writes itself."""
 
 NOT_PASSED_BACK = frozenset((b"x-request-id", b"date", b"server"))
@@ -40,7 +40,7 @@ def headers_for_child(scope: Scope) -> Headers:
     """Those of a client's request, and who it is."""
     headers = [header for header in scope["headers"] if header[0] not in NOT_PASSED_ON]
     client, request_id = scope[CLIENT].encode("latin-1"), scope[REQUEST_ID].encode()
-    return [*headers, (CLIENT_HEADER, client), (b"x-request-id", request_id)]
+    return [*headers, (CLIENT_HEADER, client), (REQUEST_HEADER, request_id)]
 
 
 class Outgoing:

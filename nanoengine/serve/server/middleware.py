@@ -22,7 +22,7 @@ from nanoengine.serve.server.endpoint import Access, Endpoint
 from nanoengine.serve.server.errors import CUT_OFF, REASON, Problem, body_too_long, problem_of
 from nanoengine.serve.server.page import FILES
 from nanoengine.serve.server.protocol import MAX_ID_CHARS
-from nanoengine.serve.server.scope import ADMIN, CLIENT, CLIENT_HEADER, HELD, REQUEST_ID, SENT
+from nanoengine.serve.server.scope import ADMIN, CLIENT, CLIENT_HEADER, HELD, REQUEST_HEADER, REQUEST_ID, SENT
 from nanoengine.serve.server.text import CURRENT_CLIENT
 from nanoengine.serve.server.work_share import WorkShare
 
@@ -74,7 +74,10 @@ class Identify:
             return
         start = time.perf_counter()
         headers = dict(scope["headers"])
-        request_id = _printable(headers.get(b"x-request-id", b"")) or uuid.uuid4().hex
+        request_id = (
+            _printable(headers.get(REQUEST_HEADER if self._is_behind_front else b"x-request-id", b""))
+            or uuid.uuid4().hex
+        )
         peer = scope.get("client")
         scope[CLIENT] = client_of(peer[0]) if peer else "local"
         scope[REQUEST_ID] = request_id

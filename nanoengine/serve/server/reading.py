@@ -67,16 +67,21 @@ async def read(
     Raises:
         Problem: no JSON, too long, or not what this endpoint takes.
     """
-    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
-    if content_type != "application/json" and not is_form:  # a page may send forms and plain text without being asked
-        wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
-        raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
+    check_media_type(http)
     body = await body_of(http, max_bytes, holding)
     IS_LONG.set(len(body) > SLOW_BYTES)
     if not IS_LONG.get():
         return then(parse(body, kind, ignored))
     return await threads.run(lambda: then(parse(body, kind, ignored)))
+
+
+def check_media_type(http: HTTPRequest) -> None:
+    """Raise Problem (400) unless the body of a request is JSON by its headers."""
+    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
+    if content_type != "application/json" and not is_form:  # a page may send forms and plain text without being asked
+        wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
+        raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
 
 
 async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:

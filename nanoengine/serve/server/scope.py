@@ -13,6 +13,9 @@ CLIENT_HEADER = b"x-nanoengine-client"
 ADMIN = "admin"
 """The client that has the admin key."""
 
+REQUEST_HEADER = b"x-nanoengine-request"
+"""The header in which it passes REQUEST_ID: `x-request-id` is that of the client."""
+
 REQUEST_ID = "nanoengine.request_id"
 """The id of the request: in the log, and in a header of the answer."""
 

@@ -33,11 +33,20 @@ class FrontOfToys:
     Args:
         models: what each name stands for: see `toy_child`.
         available: bytes of memory.
-        limits: of `FrontConfig`; others are those of the server.
+        limits: of `FrontConfig`.
+        options: of the engines.
+        config: of the server.
     """
 
-    def __init__(self, models: Mapping[str, str], available: int = 1 << 40, limits: Any = None, **config: Any):
-        options: Any = {"kv_cache_memory": 100 * MIB}
+    def __init__(
+        self,
+        models: Mapping[str, str],
+        available: int = 1 << 40,
+        limits: Any = None,
+        options: Any = None,
+        **config: Any,
+    ):
+        options = options or {"kv_cache_memory": 100 * MIB}
         checked = EngineConfig(model="toy", **options)
         sources = {name: Source(name, model, options, checked) for name, model in models.items()}
         self.front = Front(
@@ -57,6 +66,8 @@ class FrontOfToys:
         async def serve() -> None:
             self.loop = asyncio.get_running_loop()
             await self.server._serve([self._socket])
+            await asyncio.sleep(0)
+            self.tasks_left = len(asyncio.all_tasks()) - 1
 
         asyncio.run(serve())
 

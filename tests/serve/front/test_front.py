@@ -63,6 +63,30 @@ def test_a_body_has_the_limit_of_the_server(make_front: MakeFront) -> None:
     assert server.states()["a"] == "not loaded"
 
 
+def test_quotas_are_of_the_server(make_front: MakeFront) -> None:
+    """Models that can be loaded at the same time have no more of them together than one model alone."""
+    server = make_front({"a": "toy", "b": "toy", "c": "toy"}, limits={"max_loaded_models": 2}, max_waiting=100)
+    config = server.complete("a").json["config"]
+    assert (config["max_waiting"], config["max_answer_bytes"]) == (50, 1 << 29)
+    assert config["max_waiting_tokens"] == 1 << 23
+
+
+def test_what_a_page_may_send_unasked_loads_nothing(make_front: MakeFront) -> None:
+    server = make_front(TWO)
+    for path in ("/v1/completions", "/models/load"):
+        answer = server.request("POST", path, {"model": "a", "prompt": "x"}, {"content-type": "text/plain"})
+        assert (answer.status, "Unsupported Media Type" in answer.error["message"]) == (400, True)
+    assert server.states()["a"] == "not loaded"
+
+
+def test_a_load_without_an_answer_that_makes_sense_fails(make_front: MakeFront) -> None:
+    server = make_front({"odd": "odd", "b": "toy"})
+    assert "failed to load: " in server.complete("odd").error["message"]
+    assert server.states()["odd"] == "failed"
+    assert server.front.loader.find("odd").child is None
+    assert server.complete("b").status == 200
+
+
 def test_a_client_that_hangs_up_ends_its_request_in_the_process(
     make_front: MakeFront, capfd: pytest.CaptureFixture[str]
 ) -> None:

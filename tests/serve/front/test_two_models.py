@@ -79,6 +79,7 @@ def test_answers_are_those_of_each_model_alone(server: Any) -> None:
         assert (answer.status, answer.json["choices"][0]["text"]) == (200, alone.outputs[0].text)
         streamed = server.post("/v1/completions", {"model": name, **body, "stream": True})
         assert "".join(event["choices"][0]["text"] for event in streamed.events) == alone.outputs[0].text
+    assert server.post("/v1/completions", {"model": "long", **body, "request_id": "mine"}).json["id"] == "cmpl-mine"
     assert states(server) == {"long": "loaded", "short": "loaded"}
     lengths = {row["id"]: row["max_model_len"] for row in server.get("/v1/models").json["data"]}
     assert lengths["short"] == 64 < lengths["long"]

@@ -1,7 +1,7 @@
 """A process as the front starts it, without a model: `model` says how it behaves. It begins in milliseconds.
 
-"fails": it ends with an error; "hangs": it never answers; any other: it serves. A prompt "wait" is never answered, "cut" in the
-middle of the answer the process dies, any other comes back, word by word if it is to be streamed.
+"fails": it ends with an error; "hangs": it never answers; "odd": it lists no models; any other: it serves. A prompt "wait" is
+never answered, "cut" in the middle of the answer the process dies, any other comes back, word by word if it is to be streamed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self.answer(200, json.dumps({"data": [{"id": NAME, "max_model_len": 64}]}).encode())
+            field = "nothing" if ORDER["model"] == "odd" else "data"
+            self.answer(200, json.dumps({field: [{"id": NAME, "max_model_len": 64}]}).encode())
         elif self.path == "/metrics":
             text = f'# HELP tokens Tokens.\n# TYPE tokens counter\ntokens{{engine="0"}} {len(NAME)}\nup 1\n'
             self.answer(200, text.encode(), "text/plain")
@@ -71,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         else:
             told = {"model": NAME, "prompt": prompt, "client": self.headers["x-nanoengine-client"]}
-            told |= {"secret": self.headers["authorization"], "options": ORDER["options"]}
+            told |= {"secret": self.headers["authorization"], "options": ORDER["options"], "config": ORDER["config"]}
             self.answer(200, json.dumps(told).encode())
 
 
