@@ -21,6 +21,10 @@ VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADIN
 """Names of llama.cpp's router; others are as they are."""
 
 
+UNKNOWN_TIME = "0001-01-01T00:00:00Z"
+"""Go's zero time, for Ollama's clients: they refuse a whole list for one model without a time."""
+
+
 async def models(_: HTTPRequest, front: Front) -> Response:
     """All models and their adapters."""
     rows = [row for model in front.loader.models for row in _rows(front, model)]
@@ -83,7 +87,7 @@ async def ps(_: HTTPRequest, front: Front) -> Response:
 
 async def _tagged(model: Model) -> list[dict[str, Any]]:
     headers = await model.read()
-    card: dict[str, Any] = {"modified_at": "", "size": 0, "digest": "", "details": {}}
+    card: dict[str, Any] = {"modified_at": UNKNOWN_TIME, "size": 0, "digest": "", "details": {}}
     if headers is not None:
         facts = headers.card
         card = {"modified_at": facts.modified, "size": facts.size, "digest": facts.digest, "details": facts.details}

@@ -132,7 +132,7 @@ class Loader:
                 future.set_result(None) if problem is None else future.set_exception(problem)
 
     async def _load(self, model: Model) -> None:
-        model.headers, model.unreadable = None, ""  # the files may be others since
+        model.reading = None  # the files may be others since
         headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
         options, model.need = self._memory.plan(model.source, headers)
         await self._make_room(model)

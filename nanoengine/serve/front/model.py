@@ -45,6 +45,7 @@ class Model:
         reason: of the last failure.
         retry_at: time.monotonic() before which it is not loaded again by a request.
         headers: what its files say, once they were read; `unreadable`: why they cannot be.
+        reading: reads them, or has read them.
         lock: held during a load and an unload.
         clock: unloads it.
     """
@@ -64,6 +65,7 @@ class Model:
     retry_at: float = 0.0
     headers: Headers | None = None
     unreadable: str = ""
+    reading: asyncio.Future[None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     clock: asyncio.TimerHandle | None = None
 
@@ -82,12 +84,16 @@ class Model:
 
     async def read(self) -> Headers | None:
         """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
-        if self.headers is None and not self.unreadable:
-            try:
-                self.headers = await asyncio.to_thread(read_headers, self.source)
-            except Exception as error:  # whatever is wrong with the files
-                self.unreadable = str(error) or type(error).__name__
+        self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(self._read))
+        await asyncio.shield(self.reading)  # others may wait for it
         return self.headers
+
+    def _read(self) -> None:
+        self.headers, self.unreadable = None, ""
+        try:
+            self.headers = read_headers(self.source)
+        except Exception as error:  # whatever is wrong with the files
+            self.unreadable = str(error) or type(error).__name__
 
     @property
     def progress(self) -> float:

@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from nanoengine.serve.front import front as front_module
+from nanoengine.serve.front import model as model_module
 from nanoengine.serve.front import relay as relay_module
 from nanoengine.serve.front.memory import PROCESS_BYTES
 from tests.serve.front.fronts import MIB, FrontOfToys
@@ -198,6 +201,26 @@ def test_pinned_models_are_loaded_at_the_start(make_front: MakeFront) -> None:
     server.complete("b")
     server.complete("a")
     until(lambda: server.states() == {"a": "not loaded", "b": "loaded"})
+
+
+def test_a_list_of_many_clients_reads_each_model_once(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    go_on = threading.Event()
+
+    def read(source: Any) -> None:
+        reads.append(source.name)
+        go_on.wait(10)
+        raise ValueError("no header")
+
+    monkeypatch.setattr(model_module, "read_headers", read)
+    server = make_front(TWO)
+    lists = [in_thread(server.get, "/api/tags") for _ in range(4)]
+    until(lambda: reads)
+    go_on.set()
+    for one in lists:  # a time that clients can read, although the model cannot be
+        rows = one.result().json["models"]
+        assert [datetime.fromisoformat(row["modified_at"]).year for row in rows] == [1, 1]
+    assert sorted(reads) == ["a", "b"]
 
 
 def test_health_is_of_the_server_or_of_a_model(make_front: MakeFront) -> None:
