@@ -59,34 +59,31 @@ def catalogue(
         InvalidConfig: two of one name; no model at all; too many.
         UnknownOption: of an engine.
     """
-    paths: dict[str, str] = {}
     named = [(short_name(model), model) for model in models]
     if folder is not None:
         named += [(short_name(str(path)), str(path)) for path in _models_below(Path(folder))]
+    known = {name for name, _ in named}
+    named += [
+        (name, str(table.get("model", name))) for name, table in tables.items() if "model" in table or name not in known
+    ]
+    if not 0 < len(named) <= MAX_MODELS:
+        where = f"{shown(folder)} has no model" if folder else "no model is named"
+        raise InvalidConfig(f"{len(named)} models: a server has at most {MAX_MODELS}" if named else where)
+    sources: list[Source] = []
     for name, model in named:
-        if name in paths:
-            raise InvalidConfig(
-                f"two models have the name {shown(name)}: {paths[name]} and {model}; name one by [models.NAME]"
-            )
-        paths[name] = model
-    for name, table in tables.items():
-        if "model" in table and name in paths:
-            raise InvalidConfig(f"two models have the name {shown(name)}: {paths[name]} and {table['model']}")
-        paths[name] = str(table.get("model", paths.get(name, name)))
-    sources: dict[str, Source] = {}
-    for name, model in paths.items():
         if not (name and name.isprintable() and name == name.strip() and len(name) <= MAX_NAME_CHARS):
             raise InvalidConfig(f"a model has the name {shown(name)}: name it by [models.NAME] with a printable name")
         values = {**options, **{key: value for key, value in tables.get(name, {}).items() if key != "model"}}
-        sources[name] = Source(name, model, values, read_config(model, values))
-    if not 0 < len(sources) <= MAX_MODELS:
-        where = f"{shown(folder)} has no model" if folder else "no model is named"
-        raise InvalidConfig(where if not sources else f"{len(sources)} models: a server has at most {MAX_MODELS}")
-    names = [*sources, *(name for source in sources.values() for name in source.adapters)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidConfig(f"two models or adapters have the name {shown(twice)}: rename one")
-    return sources
+        sources.append(Source(name, model, values, read_config(model, values)))
+    models_of: dict[str, str] = {}
+    for name, model in ((name, source.model) for source in sources for name in (source.name, *source.adapters)):
+        if name in models_of:
+            both = f"{models_of[name]} and {model}"
+            raise InvalidConfig(
+                f"two models or adapters have the name {shown(name)}: {both}; name one by [models.NAME]"
+            )
+        models_of[name] = model
+    return {source.name: source for source in sources}
 
 
 def _models_below(folder: Path) -> Iterator[Path]:

@@ -65,7 +65,6 @@ HANDLERS: dict[str, Handler] = {
     "/api/tags": listing.tags,
     "/api/ps": listing.ps,
     "/api/show": listing.show,
-    "/load": operations.load,
     "/health": operations.health,
     "/ping": operations.health,
     "/": operations.health,
@@ -77,7 +76,7 @@ HANDLERS: dict[str, Handler] = {
 (`AS_THEY_ARE`).
 """
 
-AS_THEY_ARE = ("/version", "/api/version", "/openapi.json")
+AS_THEY_ARE = ("/load", "/version", "/api/version", "/openapi.json")
 
 
 def _of_several(endpoint: Endpoint) -> Endpoint:

@@ -120,9 +120,6 @@ class Loader:
                         await self._load(model)
             except Problem as error:
                 problem = error
-            except Exception as error:  # of one model: the others are loaded nevertheless
-                logger.exception("%s: loading failed", model.name)
-                problem = Problem(500, f"the model {model.name} cannot be loaded: {type(error).__name__}")
             self._answer(model, problem)
 
     def _answer(self, model: Model, problem: Problem | None) -> None:
@@ -134,15 +131,18 @@ class Loader:
     async def _load(self, model: Model) -> None:
         model.reading = None  # the files may be others since
         headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
-        options, model.need = self._memory.plan(model.source, headers)
-        await self._make_room(model)
-        model.state, start, limit = State.LOADING, time.monotonic(), self._config.load_timeout
-        logger.info("%s: loading", model.name)
+        limit = self._config.load_timeout
         try:
+            options, model.need = self._memory.plan(model.source, headers)
+            await self._make_room(model)
+            model.state, start = State.LOADING, time.monotonic()
+            logger.info("%s: loading", model.name)
             async with asyncio.timeout(limit):
                 model.child = child = await self._start(model.source, options)
                 model.served = await child.ready()
-        except Exception as error:  # NoAnswer, TimeoutError, OSError, or an answer that is none
+        except Problem:
+            raise
+        except Exception as error:  # of one model: the others are loaded nevertheless
             if model.child is not None:
                 await model.child.end(0)
             is_late = isinstance(error, TimeoutError)

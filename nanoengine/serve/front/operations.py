@@ -30,11 +30,6 @@ async def health(http: HTTPRequest, front: Front) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-async def load(_: HTTPRequest, front: Front) -> Response:
-    """The number of requests that are being answered, or wait for a model."""
-    return json_response({"server_load": len(front.jobs)})
-
-
 async def metrics(_: HTTPRequest, front: Front) -> Response:
     """The metrics of all loaded models, each with the label `model`, and the number of models in each state."""
     answers = await front.ask("/metrics")

@@ -1,33 +1,35 @@
 """A drawn life of a server of several models: clients request, hang up, load and unload, engines are killed, memory changes.
 
-Many lives over toy processes: `python -m tests.serve.front.lives 300`.
+Many lives: `python -m tests.serve.front.lives 300` over toy processes, `python -m tests.serve.front.lives 20 MODEL` over the
+demo twice and a third model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from nanoengine.builder import build_engine, read_config
 from nanoengine.serve.front import child as child_module
 from nanoengine.serve.front import front as front_module
 from nanoengine.serve.front import relay as relay_module
 from nanoengine.serve.front.memory import PROCESS_BYTES
+from nanoengine.serve.server.serve import _defaults
 from tests.serve.front.fronts import MIB, TOY, FrontOfToys
-from tests.serve.server.running import post_bytes, until
+from tests.serve.front.interfaces import OF_REAL, OF_TOYS, Interface
+from tests.serve.server.running import Server, post_bytes, until
 
 NEED = PROCESS_BYTES + 100 * MIB
 """Bytes of a model that the tests make, as the front counts them; weights are some MiB more."""
@@ -36,101 +38,6 @@ CAN_FAIL = ("does not answer", "failed to load", "there is no room", "shutting d
 """Messages of requests that nobody could answer, such as those of an engine that was killed."""
 
 
-@dataclass(frozen=True)
-class Interface:
-    """An interface of clients.
-
-    Args:
-        path: of its endpoint.
-        fields: of a body, of a prompt.
-        whole: the text of an answer.
-        piece: the text of an event of a stream, perhaps empty.
-    """
-
-    path: str
-    fields: Callable[[str], dict[str, Any]]
-    whole: Callable[[Any], str]
-    piece: Callable[[Any], str]
-
-    def body(self, model: str, prompt: str, *, stream: bool) -> dict[str, Any]:
-        return {"model": model, "stream": stream, **self.fields(prompt)}
-
-    def outcome(self, body: bytes) -> str:
-        """The text of an answer, whole or streamed, or the message of its error; "cut" where it is not whole."""
-        try:
-            return self._text(json.loads(body))
-        except ValueError:
-            lines = re.findall(rb"^(?:data: |error: | *(?={))(.+)$", body, re.MULTILINE)
-        events = [json.loads(line) if line.startswith(b"{") else line.decode() for line in lines if line != b"[DONE]"]
-        tables = [event for event in events if isinstance(event, dict)]
-        if errors := [
-            event
-            for event in tables
-            if event.keys() & {"error"} or event.get("type") == "error" or event.keys() >= {"message", "code"}
-        ]:
-            return self._text(errors[0])
-        return "".join(map(self.piece, events))
-
-    def _text(self, answer: Any) -> str:
-        error = answer.get("error") or (answer if answer.get("type") == "error" else None)
-        if error is not None:
-            return "error: " + (error if isinstance(error, str) else error["message"])
-        return self.whole(answer)
-
-
-def _chat(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def _response_text(answer: Any) -> str:
-    return "".join(part["text"] for item in answer["output"] for part in item.get("content", ()))
-
-
-def _choice(event: Any) -> Any:
-    return (event.get("choices") or [{}])[0]
-
-
-GREEDY = {"temperature": 0, "max_tokens": 8}
-OF_REAL = (
-    Interface(
-        "/v1/completions",
-        lambda prompt: {"prompt": prompt, **GREEDY},
-        lambda answer: answer["choices"][0]["text"],
-        lambda event: _choice(event).get("text", ""),
-    ),
-    Interface(
-        "/v1/chat/completions",
-        lambda prompt: {"messages": _chat(prompt), **GREEDY},
-        lambda answer: answer["choices"][0]["message"]["content"],
-        lambda event: _choice(event).get("delta", {}).get("content") or "",
-    ),
-    Interface(
-        "/v1/messages",
-        lambda prompt: {"messages": _chat(prompt), **GREEDY},
-        lambda answer: "".join(part["text"] for part in answer["content"]),
-        lambda event: event.get("delta", {}).get("text", ""),
-    ),
-    Interface(
-        "/v1/responses",
-        lambda prompt: {"input": prompt, "temperature": 0, "max_output_tokens": 16},
-        _response_text,
-        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
-    ),
-    Interface(
-        "/api/generate",
-        lambda prompt: {"prompt": prompt, "options": {"temperature": 0, "num_predict": 8}},
-        lambda answer: answer["response"],
-        lambda event: event["response"],
-    ),
-)
-OF_TOYS = (
-    Interface(
-        "/v1/completions",
-        lambda prompt: {"prompt": prompt},
-        lambda answer: answer["prompt"].replace(" ", ""),
-        lambda event: str(event),
-    ),
-)
 Expected = Mapping[tuple[str, str, str], str]
 """The outcome of a model alone, by its name, a path and a prompt."""
 
@@ -277,6 +184,27 @@ def children_of(pid: int) -> frozenset[int]:
     return frozenset(children)
 
 
+OPTIONS = {"device": "cpu", "num_threads": 1, "kv_cache_memory": 100 * MIB}
+PROMPTS = ("def binary_search(", "Say yes.")
+
+
+def outcomes_alone(models: Mapping[str, str]) -> Expected:
+    """What each model answers alone, in the server of one model."""
+    expected: dict[tuple[str, str, str], str] = {}
+    for model in set(models.values()):
+        names = [name for name, own in models.items() if own == model]
+        built = build_engine(read_config(model, _defaults(OPTIONS) | OPTIONS), use_tqdm=False)
+        alone = Server(built, names[0])
+        try:
+            for interface, prompt in product(OF_REAL, PROMPTS):
+                answer = alone.post(interface.path, interface.body(names[0], prompt, stream=False))
+                outcome = interface.outcome(answer.body)
+                expected |= {(name, interface.path, prompt): outcome for name in names}
+        finally:
+            alone.close()
+    return expected
+
+
 TOY_PROMPTS = ("one", "one two three")
 TOYS: Expected = {
     (name, "/v1/completions", prompt): prompt.replace(" ", "") for name in "abc" for prompt in TOY_PROMPTS
@@ -284,11 +212,17 @@ TOYS: Expected = {
 
 
 def main() -> None:
-    child_module.COMMAND, relay_module.PING_SECONDS = TOY, 0.02  # type: ignore[assignment]
-    front_module.WATCH_SECONDS = 0.3
-    first, last = (int(word) for word in sys.argv[1:3]) if len(sys.argv) > 2 else (0, int(sys.argv[1]))
-    for seed in range(first, last):
-        print(seed, live(dict.fromkeys("abc", "toy"), OF_TOYS, TOYS, seed, 12), flush=True)
+    count, *third = sys.argv[1:]
+    if third:
+        models = {"one": "demo", "two": "demo", "three": third[0]}
+        expected = outcomes_alone(models)
+    else:
+        child_module.COMMAND, relay_module.PING_SECONDS, front_module.WATCH_SECONDS = TOY, 0.02, 0.3  # type: ignore[assignment]
+    for seed in range(int(count)):
+        if third:
+            print(seed, live(models, OF_REAL, expected, seed, 6, OPTIONS), flush=True)
+        else:
+            print(seed, live(dict.fromkeys("abc", "toy"), OF_TOYS, TOYS, seed, 12), flush=True)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def test_adapters_are_names_too() -> None:
 
 def test_what_cannot_be_served_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for models, folder, tables, message in (
-        (["demo", "demo"], None, {}, "two models have the name 'demo'"),
-        (["demo"], None, {"demo": {"model": "other"}}, "two models have the name 'demo'"),
+        (["demo", "demo"], None, {}, "two models or adapters have the name 'demo'"),
+        (["demo"], None, {"demo": {"model": "other"}}, "two models or adapters have the name 'demo'"),
         ([], str(tmp_path), {}, "has no model"),
         ([], str(tmp_path / "nothing"), {}, "it must be a folder"),
         ([], None, {" x": {"model": "demo"}}, "a model has the name"),

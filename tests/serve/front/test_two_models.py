@@ -133,7 +133,7 @@ def test_the_front_has_no_torch(server: Any) -> None:
 def test_mistakes_are_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "options.toml"
     for text, arguments, message in (
-        ("", ["demo", "demo"], "two models have the name 'demo'"),
+        ("", ["demo", "demo"], "two models or adapters have the name 'demo'"),
         ("", ["demo", "--pin", "demo"], "pin is for several models"),
         ("", ["demo", "smollm2", "--served-model-name", "x"], "served_model_name is for one model"),
         ("[models.a]\nport = 5", [], "port is an option of the server"),
