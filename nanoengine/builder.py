@@ -20,6 +20,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
 from nanoengine.plugins import PluginOptions, plugin_errors
+from nanoengine.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability

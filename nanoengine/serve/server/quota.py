@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from nanoengine.serve.server.config import PART_OF_A_CLIENT
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.sizes import format_bytes
 
 PART_OF_A_NEWCOMER = 8
 """Of what is full of the requests of others, a client may still have 1 / PART_OF_A_NEWCOMER: nobody is shut out by another."""
