@@ -12,8 +12,8 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.share import Part
 from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.layers.state_partition import Part
 from nanoengine.models.model_config import StateConfig
 
 
@@ -37,15 +37,15 @@ class DeltaNet(Mixer):
     @cached_property
     def rank_decay(self) -> Decay:
         """The decay of the heads of this rank."""
-        return Decay(*(self.share.pick(part, Part("heads")) for part in self.decay))
+        return Decay(*(self.partition.pick(part, Part("heads")) for part in self.decay))
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         qkv, z, b, a = projected.split(self.widths, dim=-1)
         qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
-        groups = self.share.count("groups")
+        groups = self.partition.count("groups")
         out = self.kernels.delta_rule(qkv, a, b, self.rank_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
         out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
-        return self.share.gather(out, self.mixed)
+        return self.partition.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = (

@@ -1,5 +1,5 @@
-"""Share: the heads, groups and channels of a layer with states that belong to this rank, and their rows in projections. A group
-is the heads with the same queries and keys.
+"""StatePartition: the heads, groups and channels of a layer with states that belong to this rank, and their rows in projections. A
+group is the heads with the same queries and keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Part(NamedTuple):
     width: int = 1
 
 
-class Share:
+class StatePartition:
     """The partition without ranks: all of it. A rank has heads with their groups, or channels (`scale/parallel/states.py`)."""
 
     def __init__(self, facts: StateConfig):
@@ -30,19 +30,19 @@ class Share:
         counts: Mapping[Unit, int]
         counts = {"heads": facts.num_heads, "groups": facts.num_groups, "channels": facts.channels}
         self.all: Mapping[Unit, range] = {unit: range(count) for unit, count in counts.items()}
-        self.own = self.all
+        self.local = self.all
         self.has_whole_groups = True
         """Whether each group is on one rank."""
 
     def count(self, unit: Unit) -> int:
         """The number of units of this rank."""
-        return len(self.own[unit])
+        return len(self.local[unit])
 
     def rows(self, *parts: Part) -> list[range]:
         """Ranges of this rank in the concatenated outputs of parts."""
         ranges, at = [], 0
         for unit, width in parts:
-            units = self.own[unit]
+            units = self.local[unit]
             ranges.append(range(at + units.start * width, at + units.stop * width))
             at += len(self.all[unit]) * width
         return ranges
@@ -54,6 +54,6 @@ class Share:
             return whole
         return torch.cat([whole[..., columns.start : columns.stop] for columns in ranges], dim=-1)
 
-    def gather(self, own: Tensor, part: Part) -> Tensor:
+    def gather(self, local: Tensor, part: Part) -> Tensor:
         """[n, outputs of a part on this rank] -> [n, all outputs of the part]."""
-        return own
+        return local
