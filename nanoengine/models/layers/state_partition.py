@@ -1,4 +1,4 @@
-"""StatePartition: the heads, groups and channels of a layer with states that belong to this rank, and their rows in projections. A
+"""StatePartition: heads, groups and channels of a layer with states that belong to this rank, and their rows in projections. A
 group is the heads with the same queries and keys.
 """
 
