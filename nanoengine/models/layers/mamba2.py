@@ -11,7 +11,7 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.state_partition import Part
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -24,10 +24,14 @@ class Mamba2(Mixer):
 
     prefix = "mamba"
 
-    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        inner, shared, number = Part("heads", facts.width), Part("groups", facts.depth), Part("heads")
+    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+        inner, shared, number = (
+            ProjectionPart("heads", facts.width),
+            ProjectionPart("groups", facts.depth),
+            ProjectionPart("heads"),
+        )
         projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
-        super().__init__(place, hidden_size, facts, factory, projections, 1, inner)
+        super().__init__(state_index, hidden_size, facts, factory, projections, 1, inner)
         self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
         self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
@@ -36,7 +40,7 @@ class Mamba2(Mixer):
     @cached_property
     def rank_parameters(self) -> tuple[Decay, Tensor, Tensor]:
         """Decay, skip and norm of the heads of this rank."""
-        partition, number = self.partition, Part("heads")
+        partition, number = self.partition, ProjectionPart("heads")
         decay = Decay(*(partition.pick(part, number) for part in self.decay))
         norm = partition.pick(self.norm, self.mixed) if self.facts.has_norm else self.norm
         return decay, partition.pick(self.skip, number), norm

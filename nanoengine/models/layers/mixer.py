@@ -17,7 +17,7 @@ from nanoengine.kernels.recurrences import StateRuns, Stores
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
 from nanoengine.models.layers.slots import taps_first
-from nanoengine.models.layers.state_partition import Part
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -26,8 +26,10 @@ class StateMetadata(AttentionMetadata):
     """Metadata of a step that stores states at other tokens than the last of each run."""
 
     stores: Stores
-    kept: dict[int, Tensor]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
-    keeps: bool  # whether to store projections in `kept`
+    projections: dict[
+        int, Tensor
+    ]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
+    keeps_projections: bool  # whether to store projections in `projections`
 
 
 class Mixer(ABC):
@@ -36,7 +38,7 @@ class Mixer(ABC):
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
 
     Args:
-        place: index of its states in the KV cache.
+        state_index: index of its states in the KV cache.
         projections: the outputs of `in_proj`, each as its parts in order.
         convolved: index of the projection that the convolution reads.
         mixed: the input of `out_proj`.
@@ -47,15 +49,15 @@ class Mixer(ABC):
 
     def __init__(
         self,
-        place: int,
+        state_index: int,
         hidden_size: int,
         facts: StateConfig,
         factory: Factory,
-        projections: Sequence[Sequence[Part]],
+        projections: Sequence[Sequence[ProjectionPart]],
         convolved: int,
-        mixed: Part,
+        mixed: ProjectionPart,
     ):
-        self.place, self.facts, self.kernels = place, facts, factory.kernels
+        self.state_index, self.facts, self.kernels = state_index, facts, factory.kernels
         self.partition = partition = factory.partition(facts)
         self.convolved, self.mixed = projections[convolved], mixed
         self.widths = [_width(partition.rows(*parts)) for parts in projections]  # of this rank
@@ -87,10 +89,10 @@ class Mixer(ABC):
         stores = None
         if isinstance(metadata, StateMetadata):
             stores = metadata.stores
-            if metadata.keeps:
-                metadata.kept[self.place] = projected
+            if metadata.keeps_projections:
+                metadata.projections[self.state_index] = projected
         runs = StateRuns(metadata.rows, metadata.query_start_loc, stores)
-        return self.out_proj(self.mix(projected, metadata.kv_cache[self.place], runs)), residual
+        return self.out_proj(self.mix(projected, metadata.kv_cache[self.state_index], runs)), residual
 
     @abstractmethod
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:

@@ -15,7 +15,7 @@ from nanoengine.models.model_config import StateConfig
 Unit = Literal["heads", "groups", "channels"]
 
 
-class Part(NamedTuple):
+class ProjectionPart(NamedTuple):
     """Adjacent outputs of a projection: `width` for each unit."""
 
     unit: Unit
@@ -38,7 +38,7 @@ class StatePartition:
         """The number of units of this rank."""
         return len(self.local[unit])
 
-    def rows(self, *parts: Part) -> list[range]:
+    def rows(self, *parts: ProjectionPart) -> list[range]:
         """Ranges of this rank in the concatenated outputs of parts."""
         ranges, at = [], 0
         for unit, width in parts:
@@ -47,13 +47,13 @@ class StatePartition:
             at += len(self.all[unit]) * width
         return ranges
 
-    def pick(self, whole: Tensor, *parts: Part) -> Tensor:
+    def pick(self, whole: Tensor, *parts: ProjectionPart) -> Tensor:
         """[..., all outputs of parts] -> [..., outputs of this rank]; `whole` itself without ranks."""
         ranges = self.rows(*parts)
         if sum(map(len, ranges)) == whole.shape[-1]:
             return whole
         return torch.cat([whole[..., columns.start : columns.stop] for columns in ranges], dim=-1)
 
-    def gather(self, local: Tensor, part: Part) -> Tensor:
+    def gather(self, local: Tensor, part: ProjectionPart) -> Tensor:
         """[n, outputs of a part on this rank] -> [n, all outputs of the part]."""
         return local

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.layers.state_partition import Part, StatePartition
+from nanoengine.models.layers.state_partition import ProjectionPart, StatePartition
 from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.scale.parallel.communicator import Communicator
 from nanoengine.scale.parallel.partition import Partition
@@ -53,7 +53,7 @@ class RankStatePartition(StatePartition):
         self.has_whole_groups = size <= facts.num_groups
         self.local = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
 
-    def gather(self, outputs: Tensor, part: Part) -> Tensor:
+    def gather(self, outputs: Tensor, part: ProjectionPart) -> Tensor:
         ranges = self._of_ranks[part.unit]
         return self._group.gather(outputs, [range(o.start * part.width, o.stop * part.width) for o in ranges])
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from nanoengine.models.layers.state_partition import Part, StatePartition
+from nanoengine.models.layers.state_partition import ProjectionPart, StatePartition
 from nanoengine.models.model_config import StateConfig
 
 FACTS = StateConfig(taps=4, channels=16, num_heads=4, num_groups=2, depth=2, width=2)
-KEYS, VALUES = Part("groups", 2), Part("heads", 2)
+KEYS, VALUES = ProjectionPart("groups", 2), ProjectionPart("heads", 2)
 
 
 def test_all_is_computed_here() -> None:
     partition = StatePartition(FACTS)
-    assert partition.rows(KEYS, KEYS, VALUES, Part("heads")) == [range(4), range(4, 8), range(8, 16), range(16, 20)]
+    assert partition.rows(KEYS, KEYS, VALUES, ProjectionPart("heads")) == [
+        range(4),
+        range(4, 8),
+        range(8, 16),
+        range(16, 20),
+    ]
     whole = torch.arange(32).view(2, 16)
     assert partition.pick(whole, KEYS, KEYS, VALUES) is whole
     assert partition.gather(whole, VALUES) is whole
