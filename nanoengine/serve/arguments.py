@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nanoengine.errors import InvalidConfig, InvalidPrompt, did_you_mean
-from nanoengine.sizes import size
+from nanoengine.sizes import parse_bytes
 
 LONGEST = 500
 WORD = re.compile(r"[\w-]+")
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 def byte_count(text: str) -> int:
     """The type of an argument such as 2GiB."""
     try:
-        return size("the size", text)
+        return parse_bytes("the size", text)
     except InvalidConfig as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

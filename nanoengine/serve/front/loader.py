@@ -18,7 +18,7 @@ from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine.serve.front")
 
@@ -183,12 +183,12 @@ class Loader:
         return 0 if len(needs) >= self._config.max_loaded_models else None
 
     def _no_room(self, model: Model, lacking: int) -> str:
-        limit = f"{told(lacking)} of memory are missing"
+        limit = f"{format_bytes(lacking)} of memory are missing"
         if not lacking:
             limit = f"{self._config.max_loaded_models} models are loaded (max_loaded_models)"
-        text = f"there is no room for the model {model.name}, which takes {told(model.need)}: {limit}"
+        text = f"there is no room for the model {model.name}, which takes {format_bytes(model.need)}: {limit}"
         uses = {one: "pinned" if one.is_pinned else f"{one.num_running} requests" for one in self.in_memory}
-        holders = "; ".join(f"{one.name} has {told(one.need)} ({use})" for one, use in uses.items())
+        holders = "; ".join(f"{one.name} has {format_bytes(one.need)} ({use})" for one, use in uses.items())
         return f"{text}; {holders}; try again later" if holders else f"{text}; lower its kv_cache_memory"
 
     async def unload(self, model: Model) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nanoengine.core.options import check, option
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.log import FORMATS, LEVELS
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 PART_OF_A_CLIENT = 4
 """Of the bytes that requests may hold, one client may hold this part."""
@@ -128,8 +128,8 @@ class ServerConfig:
         check(self)
         if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
             raise InvalidConfig(
-                f"max_body_bytes is {told(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes, which is "
-                f"{told(self.max_held_body_bytes)}"
+                f"max_body_bytes is {format_bytes(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes,"
+                f" which is {format_bytes(self.max_held_body_bytes)}"
             )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
         for name in ("host", *TLS):

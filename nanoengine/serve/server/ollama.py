@@ -132,7 +132,7 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
     if not serving.tokenizer.chat_templates:  # it goes on with texts
         text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
-        marks = serving.prompts.fill_marks
+        marks = serving.prompts.fill_tokens
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens, asked.turns = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
@@ -173,7 +173,7 @@ async def show(http: HTTPRequest, serving: Serving) -> Response:
     card = serving.card
     template, can_insert = str(info.get("chat_template", "")), False
     with suppress(InvalidPrompt):
-        can_insert = bool(serving.prompts.fill_marks)
+        can_insert = bool(serving.prompts.fill_tokens)
     return json_response(
         {
             "modelfile": "",

@@ -18,7 +18,7 @@ import nanoengine
 from nanoengine.builder import Built
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
-from nanoengine.features.observability.view import take_view
+from nanoengine.features.observability.view import view_of_engine
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
@@ -105,7 +105,9 @@ class Serving:
         self.tokens = of_places(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
         self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
-        view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
+        view = getattr(
+            self.metrics, "view", partial(view_of_engine, observer=self.metrics)
+        )  # replicas tell their views
         self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
