@@ -123,7 +123,8 @@ class Child:
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
                     fields |= json.loads(text)
                 self._last_line = str(fields["message"])
-                self._log(fields)
+                with contextlib.suppress(OSError):  # nobody reads ours any more; the process must not wait for that
+                    self._log(fields)
 
 
 def child_config(config: ServerConfig, name: str, socket: str, parts: int) -> ServerConfig:

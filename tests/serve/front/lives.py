@@ -1,7 +1,7 @@
 """A drawn life of a server of several models: clients request, hang up, load and unload, engines are killed, memory changes.
 
-Many lives: `python -m tests.serve.front.lives 300` over toy processes, `python -m tests.serve.front.lives 20 MODEL` over the
-demo twice and a third model.
+Many lives: `python -m tests.serve.front.lives 300` (or 100-300) over toy processes; with the path of a model behind it, over that
+model and the demo twice.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Life:
         name, interface = random.choice(self.names), random.choice(self.interfaces)
         prompt = random.choice(self.prompts)
         body = interface.body(name, prompt, stream=random.random() < 0.5)
-        if random.random() < 0.1:
+        if interface.path != "/v1/responses" and random.random() < 0.1:  # which takes none
             body["keep_alive"] = random.choice([0, "10ms", -1])
         return interface, body, self.expected[name, interface.path, prompt]
 
@@ -218,7 +218,8 @@ def main() -> None:
         expected = outcomes_alone(models)
     else:
         child_module.COMMAND, relay_module.PING_SECONDS, front_module.WATCH_SECONDS = TOY, 0.02, 0.3  # type: ignore[assignment]
-    for seed in range(int(count)):
+    first, _, last = count.rpartition("-")
+    for seed in range(int(first or 0), int(last)):
         if third:
             print(seed, live(models, OF_REAL, expected, seed, 6, OPTIONS), flush=True)
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from nanoengine.serve.front import model as model_module
 from tests.serve.front.fronts import FrontOfToys
-from tests.serve.server.running import in_thread, until
+from tests.serve.server.running import in_thread, post_bytes, until
 
 MakeFront = Callable[..., FrontOfToys]
 TWO = {"a": "toy", "b": "toy"}
@@ -39,6 +39,22 @@ def test_a_load_without_an_answer_that_makes_sense_fails(make_front: MakeFront) 
     assert server.states()["odd"] == "failed"
     assert server.front.loader.find("odd").child is None
     assert server.complete("b").status == 200
+
+
+def test_a_log_that_nobody_reads_stops_no_process(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    def print_nothing(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", print_nothing)
+    server = make_front(TWO)
+    for _ in range(2):
+        connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait"}))
+        until(lambda: server.front.jobs and server.states()["a"] == "loaded")
+        child = server.front.loader.find("a").child
+        assert child is not None
+        until(lambda child=child: child._last_line == "waits")  # type: ignore[misc]
+        connection.close()
+        until(lambda child=child: child._last_line == "hung up")  # type: ignore[misc]
 
 
 def test_a_list_of_many_clients_reads_each_model_once(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
