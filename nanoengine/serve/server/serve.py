@@ -162,6 +162,8 @@ def _socket(config: ServerConfig) -> socket.socket:
 
 
 def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
+    if config.front_socket is not None:
+        return InvalidConfig(f"cannot listen at {shown(config.front_socket)}: {error}; set TMPDIR to a shorter path")
     return InvalidConfig(f"cannot listen at {shown(config.host)}, port {config.port}: {error}; choose other ones")
 
 

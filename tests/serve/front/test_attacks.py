@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from nanoengine.errors import InvalidConfig
 from nanoengine.serve.front import model as model_module
+from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.serve import _socket
 from tests.serve.front.fronts import FrontOfToys
 from tests.serve.server.running import in_thread, post_bytes, until
 
@@ -39,6 +42,11 @@ def test_a_load_without_an_answer_that_makes_sense_fails(make_front: MakeFront) 
     assert server.states()["odd"] == "failed"
     assert server.front.loader.find("odd").child is None
     assert server.complete("b").status == 200
+
+
+def test_a_folder_of_sockets_with_a_long_path_is_named() -> None:
+    with pytest.raises(InvalidConfig, match="set TMPDIR to a shorter path"):
+        _socket(ServerConfig(front_socket="/tmp/" + "x" * 200))
 
 
 def test_a_log_that_nobody_reads_stops_no_process(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
