@@ -189,7 +189,5 @@ class Front:
             child.terminate()
 
     def close(self) -> None:
-        """Kill what still runs; the server has ended all processes before."""
-        for child in self.loader.in_memory.values():
-            child.kill()
+        """The server has ended all processes before; one that is left ends when its standard input does."""
         self._folder.cleanup()
