@@ -84,7 +84,7 @@ class Life:
         name, interface = random.choice(self.names), random.choice(self.interfaces)
         prompt = random.choice(self.prompts)
         body = interface.body(name, prompt, stream=random.random() < 0.5)
-        if interface.path != "/v1/responses" and random.random() < 0.1:  # which takes none
+        if (interface in OF_TOYS or interface.path.startswith("/api/")) and random.random() < 0.3:  # others refuse it
             body["keep_alive"] = random.choice([0, "10ms", -1])
         return interface, body, self.expected[name, interface.path, prompt]
 
