@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in the tokenizer.json of a model folder; raises ModelNotFound if there is none that can be read."""
     path = folder / "tokenizer.json"
     try:
-        fast = tokenizers.Tokenizer.from_buffer(read_file(path, 4 * MAX_JSON_BYTES))
+        fast = tokenizers.Tokenizer.from_buffer(read_file(path, 4 * MAX_JSON_BYTES).removeprefix(BOM_UTF8))
     except Exception as error:  # the library raises nothing finer
         raise ModelNotFound(f"{folder} has no tokenizer.json that can be read: {error}") from error
     fast.no_truncation()

@@ -20,10 +20,10 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidWeights
+from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import TensorHeader
-from nanoengine.models.json_file import read_json
 from nanoengine.sizes import told
 
 logger = logging.getLogger("nanoengine")
