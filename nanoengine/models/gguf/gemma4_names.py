@@ -15,7 +15,10 @@ GEMMA4_LAYER = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
     "ffn_gate_up_exps": "experts.{}.gate_proj+experts.{}.up_proj",
     "ffn_down_exps": "experts.{}.down_proj",
 }
