@@ -8,18 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nanoengine.models.gguf.gemma4 import GEMMA4_KEYS
-from nanoengine.models.gguf.hybrids import (
-    DELTA_EXPERT_KEYS,
-    DELTA_KEYS,
-    FALCON_KEYS,
-    LFM2_KEYS,
-    MAMBA_KEYS,
-    NEMOTRON_KEYS,
-    NEMOTRON_MOE_KEYS,
-)
 from nanoengine.models.gguf.rope import EPSILON
-from nanoengine.models.gguf.routers import DEEPSEEK_KEYS, ERNIE_KEYS, LFM2_MOE_KEYS, MINIMAX_KEYS
 
 
 class Architecture(NamedTuple):
@@ -46,11 +35,45 @@ COMMON_KEYS = {
 """What every file must say."""
 
 MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_local_experts"}
-QWEN_MOE_KEYS = {
-    "expert_used_count": "num_experts_per_tok",
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
+MINIMAX_KEYS = MIXTURE_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"}
+QWEN_MOE_KEYS = MINIMAX_KEYS | {"expert_count": "num_experts"}
+SHARED_EXPERT = "expert_shared_feed_forward_length"
+QWEN_SHARED_KEYS = QWEN_MOE_KEYS | {SHARED_EXPERT: "shared_expert_intermediate_size"}
+DENSE_LAYERS = "leading_dense_block_count"
+DEEPSEEK_KEYS = MINIMAX_KEYS | {"expert_count": "n_routed_experts", DENSE_LAYERS: "first_k_dense_replace"}
+ERNIE_KEYS = MINIMAX_KEYS | {
+    "expert_count": "moe_num_experts",
+    DENSE_LAYERS: "moe_layer_start_index",
+    "interleave_moe_layer_step": "moe_layer_interval",
 }
+LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+LFM2_MOE_KEYS = LFM2_KEYS | QWEN_MOE_KEYS | {DENSE_LAYERS: "num_dense_layers"}
+
+
+def _state_keys(conv_kernel: str, state_size: str, groups: str, heads: str) -> dict[str, str]:
+    """Sizes of layers with recurrent states, by Hugging Face's names."""
+    return {
+        "ssm.conv_kernel": conv_kernel,
+        "ssm.state_size": state_size,
+        "ssm.group_count": groups,
+        "ssm.time_step_rank": heads,
+    }
+
+
+DELTA_KEYS = {"full_attention_interval": "full_attention_interval"} | _state_keys(
+    "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"
+)
+MAMBA_KEYS = _state_keys("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads")
+NEMOTRON_KEYS = _state_keys("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
+NEMOTRON_MOE_KEYS = (
+    NEMOTRON_KEYS
+    | MINIMAX_KEYS
+    | {
+        "expert_count": "n_routed_experts",
+        SHARED_EXPERT: "moe_shared_expert_intermediate_size",
+        "moe_latent_size": "moe_latent_size",
+    }
+)
 WINDOW = "attention.sliding_window"
 WINDOW_KEYS = {WINDOW: "sliding_window"}
 GRANITE_KEYS = {
@@ -59,7 +82,15 @@ GRANITE_KEYS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+GRANITE_MOE_KEYS = GRANITE_KEYS | MIXTURE_KEYS | {SHARED_EXPERT: "shared_intermediate_size"}
 GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
+GEMMA4_KEYS = GEMMA_KEYS | {
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 SQUARED_RELU = {"mlp_hidden_act": "relu2"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -71,7 +102,7 @@ VARIANTS = {
     "llama": "expert_count",
     "mistral3": GROWTH,
     "olmo2": WINDOW,
-    "granitemoe": "expert_shared_feed_forward_length",
+    "granitemoe": SHARED_EXPERT,
 }
 """Architectures that are two of Hugging Face's, and the key that the second has."""
 
@@ -103,7 +134,7 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
-        QWEN_MOE_KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        QWEN_SHARED_KEYS,
         MIXED | {"norm_topk_prob": False},
     ),
     "qwen2vl": QWEN2,
@@ -115,14 +146,14 @@ ARCHITECTURES = {
     "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW_KEYS),
     "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
     "granitemoe": Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_KEYS | MIXTURE_KEYS, IS_SPLIT),
-    "granitemoe with expert_shared_feed_forward_length": Architecture(
+    f"granitemoe with {SHARED_EXPERT}": Architecture(
         "GraniteMoeSharedForCausalLM",
         "granitemoeshared",
-        GRANITE_KEYS | MIXTURE_KEYS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        GRANITE_MOE_KEYS,
         IS_SPLIT,
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
-    "olmo2 with attention.sliding_window": OLMO3,
+    f"olmo2 with {WINDOW}": OLMO3,
     "olmo3": OLMO3,  # Ollama's name
     "gpt-oss": GPT_OSS,
     "gptoss": GPT_OSS,  # Ollama's name
@@ -137,7 +168,7 @@ ARCHITECTURES = {
         fits_float16=False,
     ),
     "gemma4": Architecture(
-        *("Gemma4ForCausalLM", "gemma4_text", GEMMA_KEYS | GEMMA4_KEYS),
+        *("Gemma4ForCausalLM", "gemma4_text", GEMMA4_KEYS),
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
@@ -148,21 +179,21 @@ ARCHITECTURES = {
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
-    "lfm2moe": Architecture(
-        *("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_KEYS | LFM2_MOE_KEYS), activation={}, fits_float16=False
-    ),
+    "lfm2moe": Architecture(*("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_MOE_KEYS), activation={}, fits_float16=False),
     "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", DEEPSEEK_KEYS),
     "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_KEYS),
     "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ERNIE_KEYS),
     "dots1": Architecture("Dots1ForCausalLM", "dots1", DEEPSEEK_KEYS, {"sliding_window": None}),
     "qwen3next": Architecture(
-        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | QWEN_SHARED_KEYS, MIXED, fits_float16=False
     ),
     "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
     "qwen35moe": Architecture(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | QWEN_SHARED_KEYS, MIXED, fits_float16=False
     ),
-    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
+    "falcon-h1": Architecture(
+        "FalconH1ForCausalLM", "falcon_h1", MAMBA_KEYS | {"ssm.inner_size": "mamba_d_ssm"}, fits_float16=False
+    ),
     "nemotron_h": Architecture(
         *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS), activation=SQUARED_RELU, fits_float16=False
     ),
@@ -172,7 +203,7 @@ ARCHITECTURES = {
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM",
         "granitemoehybrid",
-        GRANITE_KEYS | MAMBA_KEYS,
+        GRANITE_MOE_KEYS | MAMBA_KEYS,
         IS_SPLIT,
         fits_float16=False,
     ),

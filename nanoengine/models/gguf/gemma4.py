@@ -16,13 +16,6 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import EMBEDDING, ROPE_FACTORS
 
-GEMMA4_KEYS = {
-    "attention.shared_kv_layers": "num_kv_shared_layers",
-    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-    "expert_count": "num_experts",
-    "expert_used_count": "top_k_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
 KINDS = "full_attention", "sliding_attention"
 STILL = 1e30
 """What divides the frequency of a pair that does not turn."""

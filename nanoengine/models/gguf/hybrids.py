@@ -14,45 +14,6 @@ from typing import Any
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import DELTA_NETS, FALCON_H1, LFM2, NEMOTRON_H, PACKED_BA, PACKED_QKVZ
 
-DELTA_KEYS = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    "full_attention_interval": "full_attention_interval",
-}
-DELTA_EXPERT_KEYS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-MAMBA_KEYS = {
-    "ssm.conv_kernel": "mamba_d_conv",
-    "ssm.state_size": "mamba_d_state",
-    "ssm.group_count": "mamba_n_groups",
-    "ssm.time_step_rank": "mamba_n_heads",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_feed_forward_length": "shared_intermediate_size",
-}
-FALCON_KEYS = {key: name for key, name in MAMBA_KEYS.items() if key.startswith("ssm.")} | {
-    "ssm.inner_size": "mamba_d_ssm"
-}
-NEMOTRON_KEYS = {
-    "ssm.conv_kernel": "conv_kernel",
-    "ssm.state_size": "ssm_state_size",
-    "ssm.group_count": "n_groups",
-    "ssm.time_step_rank": "mamba_num_heads",
-}
-NEMOTRON_MOE_KEYS = NEMOTRON_KEYS | {
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-    "moe_latent_size": "moe_latent_size",
-}
-LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
 KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
 """How keys begin that a file of these architectures must have."""

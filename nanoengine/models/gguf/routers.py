@@ -11,18 +11,6 @@ from nanoengine.models.gguf.keys import Keys
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What families call the number of their experts."""
 
-EXPERT_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
-DEEPSEEK_KEYS = EXPERT_KEYS | {
-    "expert_count": "n_routed_experts",
-    "leading_dense_block_count": "first_k_dense_replace",
-}
-MINIMAX_KEYS = EXPERT_KEYS | {"expert_count": "num_local_experts"}
-LFM2_MOE_KEYS = EXPERT_KEYS | {"expert_count": "num_experts", "leading_dense_block_count": "num_dense_layers"}
-ERNIE_KEYS = EXPERT_KEYS | {
-    "expert_count": "moe_num_experts",
-    "leading_dense_block_count": "moe_layer_start_index",
-    "interleave_moe_layer_step": "moe_layer_interval",
-}
 NORMALIZED = dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "NemotronHForCausalLM"), False)
 NORMALIZED |= dict.fromkeys(("MiniMaxM2ForCausalLM", "Lfm2MoeForCausalLM", "Ernie4_5_MoeForCausalLM"), True)
 """Architecture -> whether the factors of a token are divided by their sum, if the file does not say."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nanoengine.models.gguf.changes import FILTERS, FLAT, LOG_RATE, ONE_LESS, ROW, Change
-from nanoengine.models.gguf.gemma4_names import GEMMA4, GEMMA4_LAYER, GEMMA4_OUTER
 from nanoengine.models.gguf.routers import num_experts
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -23,37 +22,40 @@ NOT_OF_TEXT = ("v.", "mm.", "a.", "mtp.", "cls.")
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
-OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+GEMMA4, NEMOTRON_H, FALCON_H1 = "Gemma4ForCausalLM", "NemotronHForCausalLM", "FalconH1ForCausalLM"
 LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
-LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
-OUTERS = {
-    **dict.fromkeys(LFM2, LFM2_OUTER),
-    "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
-    GEMMA4: OUTER | GEMMA4_OUTER,
+OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
+OUTERS = {**dict.fromkeys(LFM2, LFM2_OUTER), FALCON_H1: OUTER | {"output_norm": "model.final_layernorm"}}
+PROJECTIONS = {f"ffn_{part}": f"{part}_proj" for part in ("gate", "up", "down")}
+EXPERT_BIAS = "exp_probs_b.bias"
 LAYER = {
+    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-NORMS_AROUND = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
+    **dict.fromkeys(("ffn_norm", "post_attention_norm"), "post_attention_layernorm"),
     "post_ffw_norm": "post_feedforward_layernorm",
+    **{name: f"mlp.{module}" for name, module in PROJECTIONS.items()},
+    "ffn_gate_inp": "mlp.gate",
+    EXPERT_BIAS: "mlp.gate.e_score_correction_bias",
+    **{f"{name}_exps": f"mlp.experts.{{}}.{module}" for name, module in PROJECTIONS.items()},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"{name}_shexp": f"mlp.shared_expert.{module}" for name, module in PROJECTIONS.items()},
 }
-NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
-That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
+"""Modules of a layer, of any architecture; a tensor that an architecture does not have is unexpected for the loader."""
 
+SHARED_EXPERTS = {f"{name}_shexp": f"mlp.shared_experts.{module}" for name, module in PROJECTIONS.items()}
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
 GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
@@ -62,48 +64,33 @@ GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
 SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms, except `ssm_norm`, multiply by 1 + weight at Hugging Face's, and by the weight in GGUF files."""
 
-NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
-NORMS: dict[str, dict[str, str]] = {
-    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
-    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
-    "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
-    "Glm4ForCausalLM": {
-        "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_self_attn_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
-    },
-    **dict.fromkeys(LFM2, NORMS_OF_LFM2),
-    "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
-    **dict.fromkeys((*GEMMA, GEMMA4), NORMS_AROUND),
-    **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
-}
-"""Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
-
-EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-}
-SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-
-SEVERAL_SHARED = {name: module.replace("expert", "experts") for name, module in SHARED.items()}
-
 
 def _numbered(prefix: str) -> dict[str, str]:
-    """Experts whose matrices have numbers."""
+    """Router and experts of an MLP whose matrices have numbers."""
     parts = {"gate": "w1", "down": "w2", "up": "w3"}
     return {"ffn_gate_inp": f"{prefix}.gate"} | {
         f"ffn_{part}_exps": f"{prefix}.experts.{{}}.{name}" for part, name in parts.items()
     }
 
 
-SHARED_GATE = {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
-OF_QWEN_MOE = EXPERTS | SHARED | SHARED_GATE
-ROUTER_BIAS = "exp_probs_b.bias"
-OF_GLM_MOE = EXPERTS | SEVERAL_SHARED | {ROUTER_BIAS: "mlp.gate.e_score_correction_bias"}
+OF_GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
+OF_GEMMA4 = OF_GEMMA | {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps": "experts.{}.gate_proj+experts.{}.up_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
+}
 OF_LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
     "attn_output": "self_attn.out_proj",
     "attn_q_norm": "self_attn.q_layernorm",
     "attn_k_norm": "self_attn.k_layernorm",
@@ -137,24 +124,24 @@ DELTA_NET = _state_space("linear_attn") | {
     PACKED_QKVZ: "linear_attn.in_proj_qkvz.weight",
     PACKED_BA: "linear_attn.in_proj_ba.weight",
 }
-NEMOTRON_H, FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
 HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2, NEMOTRON_H, FALCON_H1}
 NAMES: dict[str, dict[str, str]] = {
+    **dict.fromkeys(GEMMA, OF_GEMMA),
+    "Glm4ForCausalLM": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
     "MixtralForCausalLM": _numbered("block_sparse_moe"),
-    "MiniMaxM2ForCausalLM": _numbered("block_sparse_moe") | {ROUTER_BIAS: "block_sparse_moe.e_score_correction_bias"},
-    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), OF_GLM_MOE),
-    "Ernie4_5_MoeForCausalLM": OF_GLM_MOE | {ROUTER_BIAS: "mlp.moe_statics.e_score_correction_bias"},
-    **dict.fromkeys(("Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"), EXPERTS),
-    "GptOssForCausalLM": EXPERTS
-    | {"attn_out": "self_attn.o_proj"}
+    "MiniMaxM2ForCausalLM": _numbered("block_sparse_moe") | {EXPERT_BIAS: "block_sparse_moe.e_score_correction_bias"},
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), SHARED_EXPERTS),
+    "Ernie4_5_MoeForCausalLM": SHARED_EXPERTS | {EXPERT_BIAS: "mlp.moe_statics.e_score_correction_bias"},
+    "GptOssForCausalLM": {"attn_out": "self_attn.o_proj"}
     | dict.fromkeys(("attn_sinks.weight", "attn_sinks"), "self_attn.sinks"),
-    "Qwen2MoeForCausalLM": OF_QWEN_MOE,
-    "Qwen3_5ForCausalLM": DELTA_NET,
-    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"), OF_QWEN_MOE | DELTA_NET),
-    **dict.fromkeys(("GraniteMoeSharedForCausalLM", "Llama4ForCausalLM"), EXPERTS | SHARED),
-    "GraniteMoeHybridForCausalLM": EXPERTS | SHARED | _mamba("mamba"),
+    **dict.fromkeys(DELTA_NETS, DELTA_NET),
+    "GraniteMoeHybridForCausalLM": _mamba("mamba"),
     "Lfm2ForCausalLM": OF_LFM2,
-    "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward") | {ROUTER_BIAS: "feed_forward.expert_bias"},
+    "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward") | {EXPERT_BIAS: "feed_forward.expert_bias"},
     NEMOTRON_H: _mamba("mixer")
     | {name: f"mixer.{module.rpartition('.')[2]}" for name, module in LAYER.items()}
     | {f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")}
@@ -164,14 +151,13 @@ NAMES: dict[str, dict[str, str]] = {
         "ffn_gate_inp": "mixer.gate",
         "ffn_latent_down": "mixer.fc1_latent_proj",
         "ffn_latent_up": "mixer.fc2_latent_proj",
-        ROUTER_BIAS: "mixer.gate.e_score_correction_bias",
+        EXPERT_BIAS: "mixer.gate.e_score_correction_bias",
     },
     FALCON_H1: _mamba("mamba")
-    | {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+    | {name: f"feed_forward.{module}" for name, module in PROJECTIONS.items()}
     | dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "pre_ff_layernorm.weight"),
-    GEMMA4: GEMMA4_LAYER,
+    GEMMA4: OF_GEMMA4,
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
     "HunYuanDenseV1ForCausalLM": {
         "attn_q_norm": "self_attn.query_layernorm",
         "attn_k_norm": "self_attn.key_layernorm",
@@ -236,7 +222,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         if architecture in GUESSING and int(layer) >= config["num_hidden_layers"]:
             return []
         prefix, local = f"model.layers.{layer}.", in_layer
-        names = LAYER | NORMS.get(architecture, NORMS_BEFORE) | NAMES.get(architecture, {})
+        names = LAYER | NAMES.get(architecture, {})
     module, _, kind = local.rpartition(".")
     if local in names and (module or local in BARE):
         hf_name = names[local]

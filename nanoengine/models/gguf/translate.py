@@ -25,12 +25,11 @@ from nanoengine.models.gguf.architectures import (
 )
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.gemma4 import gemma4_layers, gemma4_ropes
-from nanoengine.models.gguf.gemma4_names import GEMMA4
 from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
 from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
+from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA4, HEAD, HYBRIDS, NEMOTRON_H
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
