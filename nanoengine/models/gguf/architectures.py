@@ -1,4 +1,4 @@
-"""llama.cpp's architectures, and what of their keys Hugging Face's config.json has under other names.
+"""Architectures of llama.cpp: Hugging Face's names of each architecture and of its keys.
 
 Keys: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and conversion/.
 """
@@ -12,16 +12,14 @@ from nanoengine.models.gguf.rope import EPSILON
 
 
 class Architecture(NamedTuple):
-    """What tells an architecture from the others."""
+    """An architecture: its names at Hugging Face's, and its keys."""
 
     name: str  # Hugging Face's
     model_type: str
-    keys: Mapping[str, str] = {}  # its own, and what Hugging Face calls them
-    fixed: Mapping[str, Any] = {}  # what its files do not say, because it is always so
-    activation: Mapping[str, str] = {
-        "hidden_act": "silu"
-    }  # the field that names it at Hugging Face's, and its value there
-    fits_float16: bool = True  # whether what it adds up over its layers stays below 65,504, where float16 ends
+    keys: Mapping[str, str] = {}  # keys beside COMMON_KEYS -> names at Hugging Face's
+    fixed: Mapping[str, Any] = {}  # fields of the config that its files do not state
+    activation: Mapping[str, str] = {"hidden_act": "silu"}  # field of the config, and its value
+    fits_float16: bool = True  # whether hidden states stay below 65,504, the largest number of float16
 
 
 COMMON_KEYS = {
@@ -32,7 +30,7 @@ COMMON_KEYS = {
     "attention.head_count": "num_attention_heads",
     EPSILON: "rms_norm_eps",
 }
-"""What every file must say."""
+"""Keys that every file must have."""
 
 MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_local_experts"}
 MINIMAX_KEYS = MIXTURE_KEYS | {"expert_feed_forward_length": "moe_intermediate_size"}
@@ -95,7 +93,7 @@ SQUARED_RELU = {"mlp_hidden_act": "relu2"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 IS_SPLIT = {"linears_are_split": True}
-"""Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
+"""A field that Hugging Face lacks: matrices that its files stack in one tensor have a tensor each here, under the usual names."""
 
 GROWTH = "attention.temperature_scale"
 VARIANTS = {
@@ -104,7 +102,7 @@ VARIANTS = {
     "olmo2": WINDOW,
     "granitemoe": SHARED_EXPERT,
 }
-"""Architectures that are two of Hugging Face's, and the key that the second has."""
+"""Architectures that stand for two of Hugging Face's -> the key that only the second has."""
 
 LLAMA = Architecture("LlamaForCausalLM", "llama")
 QWEN2, QWEN3 = Architecture("Qwen2ForCausalLM", "qwen2"), Architecture("Qwen3ForCausalLM", "qwen3")

@@ -1,4 +1,4 @@
-"""Names of tensors: those of llama.cpp in the words of Hugging Face, and how one comes out of the other.
+"""Names of tensors: Hugging Face's for those of llama.cpp, and the conversion of the tensors.
 
 Names: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and gguf-py/gguf/tensor_mapping.py.
 """
@@ -17,7 +17,7 @@ OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
 NOT_OF_TEXT = ("v.", "mm.", "a.", "mtp.", "cls.")
-"""How tensors begin that see, hear, guess ahead, or judge."""
+"""Prefixes of tensors of images, audio, multi-token prediction and classifiers."""
 
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
@@ -58,8 +58,8 @@ LAYER = {
 SHARED_EXPERTS = {f"{name}_shexp": f"mlp.shared_experts.{module}" for name, module in PROJECTIONS.items()}
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
-GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
-"""Architectures whose files may have layers behind the last, which guess ahead."""
+PREDICTING = DELTA_NETS | {"Glm4MoeForCausalLM"}
+"""Architectures whose files may have layers of multi-token prediction behind the last layer."""
 
 SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms, except `ssm_norm`, multiply by 1 + weight at Hugging Face's, and by the weight in GGUF files."""
@@ -170,22 +170,22 @@ PAIRED = {
     *("LlamaForCausalLM", "MixtralForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
     *("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM"),
 }
-"""Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
-turns with, where Hugging Face has it half a head away."""
+"""Architectures whose files have rows of q and k in llama.cpp's order: the two rows of a rotated pair are adjacent, where Hugging
+Face's are half a head apart."""
 
 
 class HFTensor(NamedTuple):
-    """A tensor of Hugging Face's, and how it comes out of the file's."""
+    """A tensor of Hugging Face's, as a part of a tensor of the file."""
 
     name: str
     paired_heads: int = 0
-    """If not 0, how many heads there are whose rows must be taken apart: 0, 2, 4, ..., then 1, 3, 5, ..."""
+    """If not 0, the number of heads whose rows are reordered: 0, 2, 4, ..., then 1, 3, 5, ..."""
 
     expert: int | None = None
-    """Which one of those along the first dimension, if the file has all experts in one tensor."""
+    """Its index along the first dimension, if the file has all experts in one tensor."""
 
     half: int | None = None
-    """Which half of its rows, if the file has two in one tensor."""
+    """The half of the rows, if the file has two matrices in one tensor."""
 
     change: Change | None = None
 
@@ -200,7 +200,7 @@ CHANGES = {
     **dict.fromkeys(("conv1d.weight", "conv.conv.weight"), FILTERS),
     **dict.fromkeys(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias"), ROW),
 }
-"""How the names of tensors end whose numbers or shapes differ -> the change."""
+"""Endings of the names of tensors whose numbers or shapes differ -> the change."""
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
@@ -219,7 +219,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     layer, _, in_layer = name.removeprefix("blk.").partition(".")
     prefix, local, names = "", name, OUTERS.get(architecture, OUTER)
     if name.startswith("blk.") and layer.isdecimal():
-        if architecture in GUESSING and int(layer) >= config["num_hidden_layers"]:
+        if architecture in PREDICTING and int(layer) >= config["num_hidden_layers"]:
             return []
         prefix, local = f"model.layers.{layer}.", in_layer
         names = LAYER | NAMES.get(architecture, {})

@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file describes in its metadata, built for the library `tokenizers`.
+"""GGUFVocabulary: the tokenizer in the metadata of a GGUF file, built for the library `tokenizers`.
 
-Keys are those of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer"). Text is cut, merged and
-given its special tokens as llama.cpp does it with `parse_special` (src/llama-vocab.cpp).
+Keys are those of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer"). Text is
+split and merged, and gets its special tokens, as in llama.cpp with `parse_special` (src/llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from nanoengine.models.panics import raising
 from nanoengine.ram import return_freed_memory
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-"""Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
+"""Types of tokens (tokenizer.ggml.token_type). All but the first are matched in text before it is split."""
 
 NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 """Special tokens, and their names in the keys. The format spells the separator so."""
 
 NO_TOKEN = (1 << 32) - 1
-"""What converters write of the id -1, which says that there is none."""
+"""The id -1 as converters write it: there is no such token."""
 
 OF_OLLAMA = {"gptoss": "gpt-4o", "mistral3": "tekken", "lfm2": "lfm2"}
-"""Architectures whose files by Ollama name no way to cut text -> the one that their models have."""
+"""Architectures whose files by Ollama name no pre-tokenizer -> the pre-tokenizer of their models."""
 
 UNUSED = ("seperator", "padding")
-"""Special tokens that no prompt gets: some files have ids for them that are none of the model's."""
+"""Special tokens that no prompt has: some files have ids for them that are outside the vocabulary."""
 
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
@@ -56,7 +56,7 @@ ENDS_OF_TURN = (
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocabulary:
-    """What a file says of text and tokens.
+    """The vocabulary of a file: tokenizer, special tokens and chat templates.
 
     Attributes:
         building: of the tokenizer, in a thread, as it takes up to a second.
@@ -85,7 +85,7 @@ class GGUFVocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
-    """What `metadata`, the table of a GGUF file, says of text and tokens.
+    """The vocabulary in the metadata of a GGUF file.
 
     Raises:
         UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
@@ -99,7 +99,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
         )
     tokens = _tokens(metadata)
     vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens) and model != "gemma4":  # where of two tokens with one text the later is meant
+    if len(vocab) != len(tokens) and model != "gemma4":  # there, the later of two tokens with one text counts
         raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
     ids = {name: _special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
     kind = _pre_tokenizer(metadata) if model == "gpt2" else None
@@ -166,12 +166,12 @@ def _lines(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) 
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
-    """Of all neighbours that together are a token, those whose token has the highest score are merged first."""
+    """Merges by score: of all adjacent pairs that make a token, the pair of the highest score is merged first."""
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(vocab))
     if np.isnan(scores).any():
         raise UnsupportedModel("tokenizer.ggml.scores has a score that is no number")
     add_space = _get(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
-    if (longest := max(map(len, vocab))) > LONGEST_PIECE:  # all ways to cut it in two are looked at
+    if (longest := max(map(len, vocab))) > LONGEST_PIECE:  # every split of it in two is examined
         raise UnsupportedModel(
             f"tokenizer.ggml.tokens has one of {longest} characters: at most {LONGEST_PIECE} are read"
         )
@@ -236,12 +236,12 @@ def _add_ends_of_text(
 
 
 def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
-    # What a model was taught as text, such as HTML's </s>, ends no turn (in llama.cpp it does).
+    # A token of plain text, such as HTML's </s>, ends no turn (in llama.cpp it does).
     known = [text for text in ENDS_OF_TURN if text in vocab]
-    found = {text for text in known if types[vocab[text]] == CONTROL or text.startswith("<|")}
-    if "<|end|>" in found and ({"<|return|>", "<|call|>"} <= found or {"<|flush|>", "<|calls|>"} <= found):
-        found.remove("<|end|>")  # there it ends a message, and the turn goes on
-    return [vocab[text] for text in found]
+    ends = {text for text in known if types[vocab[text]] == CONTROL or text.startswith("<|")}
+    if "<|end|>" in ends and ({"<|return|>", "<|call|>"} <= ends or {"<|flush|>", "<|calls|>"} <= ends):
+        ends.remove("<|end|>")  # there it ends a message, and the turn goes on
+    return [vocab[text] for text in ends]
 
 
 def _fill_marks(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
