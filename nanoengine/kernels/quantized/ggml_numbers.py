@@ -1,4 +1,4 @@
-"""Dequantization of ggml's block formats by the package `gguf` of llama.cpp's authors: float32, by the definition of each format."""
+"""Dequantization of ggml block formats by the package `gguf` of llama.cpp: float32, by the definition of each format."""
 
 from __future__ import annotations
 
