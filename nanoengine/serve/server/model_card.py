@@ -46,7 +46,7 @@ class ModelCard:
     @classmethod
     def of(cls, models: Models) -> ModelCard:
         """The card of a loaded model; no weights are read."""
-        place, config, metadata = Path(models.checkpoint.place), models.model_config, models.metadata
+        place, config, metadata = Path(models.checkpoint.location), models.model_config, models.metadata
         if place.is_dir():
             files, scheme = weight_files(place), read_scheme(config_table(place))
             dtype = DTYPES.get(config.dtype, config.dtype)
