@@ -29,7 +29,7 @@ from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
 from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
-from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA4, HEAD, HYBRIDS, NEMOTRON_H
+from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA, GEMMA4, HEAD, HYBRIDS, NEMOTRON_H
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
@@ -42,6 +42,9 @@ EXAONE_32B_LAYERS = 64
 WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 """Layers of the models with scores scaled by hidden_size / heads, by which llama.cpp recognizes them."""
+
+WITHOUT_FLOAT16 = HYBRIDS | GEMMA | {GEMMA4, "GptOssForCausalLM"}
+"""Architectures whose hidden states exceed 65,504, the largest number of float16, or whose kernels lack float16."""
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
@@ -82,8 +85,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [ours.name],
         "model_type": ours.model_type,
-        "dtype": _dtype(file, ours),
-        **ours.activation,
+        "dtype": _dtype(file, ours.name),
     }
     unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
@@ -142,13 +144,13 @@ def _layer_types(keys: Keys, layers: int) -> dict[str, list[str]]:
     return {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
 
 
-def _dtype(file: GGUFFile, architecture: Architecture) -> str:
-    """The dtype of most numbers; bfloat16 if they are quantized (its range is that of the formats), or if float16 overflows."""
+def _dtype(file: GGUFFile, architecture: str) -> str:
+    """The dtype of most numbers; bfloat16 if they are quantized (its range is that of the formats), or without float16."""
     counts: Counter[str] = Counter()
     for record in file.tensors.values():
         counts[record.type] += math.prod(record.shape)
     most = max(counts, key=counts.__getitem__, default="BF16")
-    halves = "float16" if architecture.fits_float16 else "bfloat16"
+    halves = "bfloat16" if architecture in WITHOUT_FLOAT16 else "float16"
     return {"F32": "float32", "F16": halves}.get(most, "bfloat16")
 
 
