@@ -30,6 +30,7 @@ from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
 from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
 from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA, GEMMA4, HEAD, HYBRIDS, NEMOTRON_H
+from nanoengine.models.gguf.values import get
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
@@ -56,12 +57,10 @@ BIASES = {
 
 SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("attention_bias",)),
-    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Olmo2ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Olmo3ForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM"), ("attention_bias",)),
     "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
-    "Glm4ForCausalLM": ("attention_bias",),
     "Ernie4_5ForCausalLM": ("use_bias",),
-    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
 """Architecture -> switches in its config; other architectures have none."""
 
@@ -189,10 +188,8 @@ def _check_experts(file: GGUFFile, experts: int) -> None:
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, int]:
-    tokens = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
-    for name, token in tokens.items():
-        if token is not None and type(token) is not int:
-            raise UnsupportedModel(f"{file.path} has tokenizer.ggml.{name} {shown(token)}; it must be a token's number")
+    names = "bos_token_id", "eos_token_id"
+    tokens = {name: get(file.metadata, f"tokenizer.ggml.{name}", int, None) for name in names}
     return {name: token for name, token in tokens.items() if token is not None}
 
 

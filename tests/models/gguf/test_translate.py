@@ -240,7 +240,7 @@ def test_experts_must_be_as_many_as_the_tensors_have(config: Config) -> None:
         ("gpt2", {}, "'gpt2'; supported are llama, llama4, .*gemma3, .*granitehybrid$"),
         ("llama with experts", {}, "'llama with experts'; supported"),
         ("llama", {"general.type": "adapter"}, "'adapter'; only a model"),
-        ("llama", {"tokenizer.ggml.eos_token_id": "</s>"}, "eos_token_id '</s>'"),
+        ("llama", {"tokenizer.ggml.eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ("llama", {"feed_forward_length": [2, 4]}, r"llama\.feed_forward_length .*equal in all layers"),
         ("granite", {"rope.scaling.finetuned": False}, r"granite\.rope\.scaling\.finetuned False"),
         ("gemma3", GEMMA | {"attention.sliding_window": 0}, r"gemma3\.attention\.sliding_window"),
