@@ -46,10 +46,10 @@ class ModelTokenizer(core.Tokenizer, ABC):
         hf: the same tokenizer as an object of transformers, made at the first access; raises MissingPackage.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens in the tokenizer's files that end a text or a turn.
-        fill_names: the tokens of a prefix, a suffix and a middle in a file, see `fill_in_middle`; empty: none.
+        fill_token_names: the tokens of a prefix, a suffix and a middle in a file, see `fill_in_middle`; empty: none.
     """
 
-    fill_names: Sequence[str] = ()
+    fill_token_names: Sequence[str] = ()
     fast: Tokenizer
     hf: Any
     eos_token_id: int | None
@@ -176,7 +176,7 @@ class GGUFTokenizer(ModelTokenizer):
         self._vocabulary = vocabulary = read_vocabulary(metadata)
         self.name = "the tokenizer in the GGUF file"
         self.eos_token_id, self.eos_token_ids = vocabulary.eos_token_id, vocabulary.end_token_ids
-        self.fill_names = vocabulary.fill_names
+        self.fill_token_names = vocabulary.fill_token_names
         self._templates = vocabulary.chat_templates if chat_template is None else {"default": chat_template}
 
     @cached_property

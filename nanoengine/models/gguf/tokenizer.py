@@ -53,7 +53,7 @@ class GGUFVocabulary:
         eos_token_id: the end of text.
         end_token_ids: that one, and all other ends of a turn, in ascending order.
         chat_templates: by name; "default" is the one without a name.
-        fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
+        fill_token_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
     """
 
     building: Future[Tokenizer]
@@ -61,7 +61,7 @@ class GGUFVocabulary:
     eos_token_id: int | None
     end_token_ids: list[int]
     chat_templates: dict[str, str]
-    fill_names: list[str]
+    fill_token_names: list[str]
 
     @property
     def tokenizer(self) -> Tokenizer:
