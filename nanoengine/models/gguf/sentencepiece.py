@@ -21,7 +21,7 @@ CHARACTER = -1
 
 
 class _Derivations:
-    """How BPE makes each token of a vocabulary, from the shortest to the longest.
+    """The merges by which BPE makes each token of a vocabulary, from the shortest to the longest.
 
     The merge of a token is known if one pair remains, and if both parts are made earlier, as in every trained vocabulary. A token
     without a known merge retains all its pairs, and so do the tokens that contain it.
