@@ -67,6 +67,18 @@ def let_files_come(model: OffloadToy) -> None:
 # ---- swapping
 
 
+def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    engine, offload = offload_engine(model, num_blocks=8, max_staged=40)
+    finish(engine, offload, request := engine.make_request([1] * 20, params(1)))
+    model.failing, model.rng.random = {model.num_launched + 1}, lambda: 0.0  # type: ignore[method-assign]
+    finish(engine, offload, engine.make_request([2] * 20, params(1)))
+    assert not model.files, "the step did not get as far as its orders"
+    finish(engine, offload, engine.make_request([1] * 20, params(1)))
+    engine.close()
+    assert {f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes} <= set(model.files)
+
+
 @pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", [OffloadToy, HybridToy])
@@ -153,6 +165,14 @@ def test_what_one_waits_for_another_shares() -> None:
     finish(engine, offload)
     assert [request.output().num_cached_tokens for request in requests[1:]] == [24, 24]
     assert offload.stats.num_loaded_files == 6
+
+
+def test_where_all_is_written_when_the_engine_ends_beginnings_are_written_last() -> None:
+    model = OffloadToy(Files(), random.Random(0), most_files=3)
+    engine, offload = offload_engine(model, num_blocks=100, max_staged=40)
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    engine.close()
+    assert list(model.files) == [f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes[2::-1]]
 
 
 def test_an_engine_without_files_makes_no_step_for_nothing() -> None:
