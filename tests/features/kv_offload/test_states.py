@@ -38,6 +38,38 @@ def prompts_of(count: int) -> list[list[int]]:
     return [[rng.randrange(250) for _ in range(100 + number)] for number in range(count)]
 
 
+def test_states_come_back_from_host_memory_and_from_files(tmp_path: Path) -> None:
+    """Of one family; of the others: tests/e2e/one_number.py."""
+    folder, prompts = family_checkpoint(tmp_path, "Qwen3.5"), prompts_of(6)
+    with engine(folder, **SIZES) as llm:
+        right = [ask(llm, prompt)[1:] for prompt in prompts]
+        slot_bytes = llm.built.capabilities["kv_groups"]._slot_bytes
+    few = SIZES | {"num_kv_blocks": 26, "snapshot_memory": 2 * slot_bytes}
+    with engine(folder, **few, kv_host_memory=1 << 24) as llm:
+        snapshots, offload = parts_of(llm)
+        for again in range(2):
+            for prompt, expected in zip(prompts, right, strict=True):
+                cached, *found = ask(llm, prompt)
+                assert tuple(found) == expected
+                assert cached == 96 * again
+        assert snapshots.num_slots == 2
+        assert snapshots.num_loaded == 6, "the pool has lost all of them"
+        assert offload.stats.num_saved_blocks > 0
+    for again in range(2):
+        with engine(folder, **few, kv_disk_path=str(tmp_path / "kv")) as llm:
+            for prompt, expected in zip(prompts, right, strict=True):
+                cached, *found = ask(llm, prompt)
+                assert tuple(found) == expected
+                assert cached == 96 * again
+            snapshots, offload = parts_of(llm)
+            assert snapshots.num_loaded == 6 * again
+            assert not offload.stats.num_bad_files
+    with engine(folder, **few | {"snapshot_memory": 0}, kv_disk_path=str(tmp_path / "kv")) as llm:
+        assert ask(llm, prompts[0]) == (96, *right[0]), "a row needs no snapshot in the pool"
+    with engine(folder, **few | {"dtype": "bfloat16"}, kv_disk_path=str(tmp_path / "kv")) as llm:
+        assert ask(llm, prompts[0])[0] == 0, "those of another dtype are not found"
+
+
 def test_files_of_states_that_are_damaged_or_gone_are_computed_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
