@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.models.fill_in_middle import FillMarks, fill_marks
+from nanoengine.models.fill_in_middle import FillTokens, fill_tokens
 
 
-def typing_seconds(llm: LLM, marks: FillMarks) -> float:
+def typing_seconds(llm: LLM, marks: FillTokens) -> float:
     """The median time to the first token behind each letter that is typed below 100 lines of a file and above 20 others."""
     lines = Path(__file__).read_text().splitlines(keepends=True) * 4
     prefix, suffix, typed = "".join(lines[:100]), "".join(lines[100:120]), "def middle_of(before, behind):\n    return "
@@ -30,7 +30,7 @@ def typing_seconds(llm: LLM, marks: FillMarks) -> float:
 def main(model: str) -> None:
     for caching in (True, False):
         with LLM(model, max_model_len=8192, enable_prefix_caching=caching) as llm:
-            milliseconds = 1000 * typing_seconds(llm, fill_marks(llm.tokenizer))
+            milliseconds = 1000 * typing_seconds(llm, fill_tokens(llm.tokenizer))
             print(f"first token while typing, prefix cache {caching}: {milliseconds:.0f} ms")
 
 

@@ -19,8 +19,8 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
-from nanoengine.plugins import PluginOptions, code_of_others
-from nanoengine.sizes import size
+from nanoengine.plugins import PluginOptions, plugin_errors
+from nanoengine.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
@@ -121,8 +121,8 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     """
     types = option_types(PluginOptions(plugins=options.get("plugins")))
     sizes = {each.name for kind in types for each in fields(kind) if each.metadata.get("unit") == "bytes"}
-    values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
-    with code_of_others("an option of a plugin cannot be that") if options.get("plugins") else nullcontext():
+    values = {k: parse_bytes(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
+    with plugin_errors("an option of a plugin cannot be that") if options.get("plugins") else nullcontext():
         return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
@@ -176,16 +176,16 @@ def _no_collections() -> Iterator[None]:
 def description(startup: Startup) -> str:
     """The start-up line: model, dtype, device, kernels, threads or attention backend, and longest sequence."""
     name, device = startup.config.model, startup.device.torch_device
-    attention = f"attention by {startup.backend.name}{startup.passed_over}"
+    attention = f"attention by {startup.backend.name}{startup.unavailable_backends}"
     units = f"{startup.device.num_threads} threads" if device.type == "cpu" else attention
-    model = f"{name[-60:]}: {str(startup.dtype).removeprefix('torch.')} on {device}, {startup.layers_by}"
+    model = f"{name[-60:]}: {str(startup.dtype).removeprefix('torch.')} on {device}, {startup.layers_library}"
     return f"{model}{startup.kernels.name} kernels, {units}, context {startup.max_model_len} tokens"
 
 
 def details(startup: Startup) -> str:
     """The second line of the start-up: model, kernels, pool, capabilities."""
     kernels = f"kernels: {startup.kernels.name} ({startup.kernels.description})"
-    kernels += f"; attention: {startup.backend.name}{startup.passed_over}"
+    kernels += f"; attention: {startup.backend.name}{startup.unavailable_backends}"
     pool = f"KV pool: {startup.num_blocks} blocks x {startup.block_size} tokens"
     words = (each.describe_itself(startup) for each in startup.capabilities)
     return "; ".join(filter(None, [startup.model_config.architecture, kernels, pool, *words]))

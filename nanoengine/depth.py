@@ -8,7 +8,7 @@ from typing import Any
 MAX_DEPTH = 64
 
 
-def is_too_deep(value: object) -> bool:
+def is_nested_too_deeply(value: object) -> bool:
     """Whether more than `MAX_DEPTH` tables and lists are nested in a value."""
     level = _containers([value])
     for _ in range(MAX_DEPTH):

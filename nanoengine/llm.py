@@ -103,7 +103,7 @@ class LLM(CoreLLM):
         """Set the adapters of requests that do not run yet: one for all, or one (or None) for each. Raises as `generate`."""
         is_list = isinstance(wanted, list | tuple)
         if wanted is not None and not (is_list and all(each is None for each in wanted)):  # type: ignore[union-attr]
-            self._adapters().use_each(requests, wanted)
+            self._adapters().use_for_requests(requests, wanted)
 
     def chat(
         self,

@@ -60,7 +60,7 @@ def show_log(level: str | None = None, kind: str = "plain") -> None:
         sys.unraisablehook = lambda args: logger.error("an error was ignored", exc_info=args.exc_value)
 
 
-def log_of_child() -> tuple[str, str]:
+def child_log_arguments() -> tuple[str, str]:
     """The arguments of `show_log` in a child process: lines of the same kind, of warnings at least."""
     handlers = [*logger.handlers, *logging.getLogger().handlers]
     kinds = (handler.formatter.kind for handler in handlers if isinstance(handler.formatter, Lines))

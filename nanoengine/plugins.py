@@ -61,13 +61,13 @@ class PluginOptions:
                     why = "must have another name" if field.name in names else "must have a default"
                     raise InvalidConfig(f"{name}.options: the field {shown(field.name)} {why}")
                 names.add(field.name)
-            with code_of_others(f"the types of {name}.options cannot be read"):
+            with plugin_errors(f"the types of {name}.options cannot be read"):
                 get_type_hints(kind)
         return [kind for _, kind in kinds]
 
 
 @contextmanager
-def code_of_others(what: str) -> Iterator[None]:
+def plugin_errors(what: str) -> Iterator[None]:
     """A context for code of a plugin: any exception, also SystemExit, becomes an InvalidConfig that begins with `what`. Named
     errors and Ctrl-C stay.
     """
@@ -88,7 +88,7 @@ def _in_another_process(names: tuple[str, ...] | None, paths: Sequence[str]) -> 
 def _load(name: str) -> tuple[type[Capability] | None, Any]:
     """The capability of a module, and the module itself if it is a family; raises InvalidConfig if there is neither."""
     where = "it must be installed, or in a folder of PYTHONPATH"
-    with code_of_others(f"plugins names {shown(name)}, which cannot be imported ({where})"):
+    with plugin_errors(f"plugins names {shown(name)}, which cannot be imported ({where})"):
         module = import_module(name)
     capability = getattr(module, "CAPABILITY", None)
     is_family = hasattr(module, "ARCHITECTURES") and callable(getattr(module, "read_config", None))

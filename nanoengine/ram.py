@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,3 +28,10 @@ def available_ram() -> int:
         if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # `ulimit -v`
             available = min(available, max(limit - used, 0))
     return available
+
+
+def return_freed_memory() -> None:
+    """Return memory that the C library has freed and still caches to the system; it does nothing but on Linux with glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -9,7 +9,7 @@ from nanoengine.core.errors import InvalidConfig, shown
 SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(ib?|b)?|b)?")
 
 
-def size(name: str, text: str) -> int:
+def parse_bytes(name: str, text: str) -> int:
     """The bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes.
 
     Raises:
@@ -22,7 +22,7 @@ def size(name: str, text: str) -> int:
     return int(float(number) * (1000 if kind == "b" else 1024) ** (" kmgt".index(unit) if unit else 0))
 
 
-def told(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """The text of a number of bytes in messages: "1.5 GiB"; fewer than 1024 as they are."""
     for bits, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 1 << bits:

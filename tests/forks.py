@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from nanoengine.log import log_of_child
+from nanoengine.log import child_log_arguments
 
 IS_LINUX = sys.platform == "linux"
 ROOT = Path(__file__).parent.parent
@@ -142,7 +142,7 @@ def start_child(
     """What nanoengine.scale.worker.child.start_child does."""
     own, other = socket.socketpair()
     with other, open(os.devnull) as null:
-        command = ["-m", module, str(other.fileno()), *log_of_child()]
+        command = ["-m", module, str(other.fileno()), *child_log_arguments()]
         forked = Forked(
             command,
             streams=(null.fileno(), 1, 2),

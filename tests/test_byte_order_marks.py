@@ -13,7 +13,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.features.pooling.files import defaults_of_folder
 from nanoengine.serve import sampling_options
 from nanoengine.serve.arguments import standard_input
-from nanoengine.serve.server.command import read_options
+from nanoengine.serve.command import read_options
 from tests.scripted import folder_of
 
 MARK = BOM_UTF8.decode()

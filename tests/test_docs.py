@@ -69,9 +69,9 @@ BEFORE = {
     "quantization-0": "from nanoengine import LLM",
     "server-1": """
 from nanoengine import LLM, SamplingParams
-from nanoengine.models.fill_in_middle import FillMarks
+from nanoengine.models.fill_in_middle import FillTokens
 llm, before, behind = LLM("demo"), "def ", "return 1"
-fill_marks = lambda tokenizer: FillMarks("<", ">", "=", "", (0,))  # this model has none
+fill_tokens = lambda tokenizer: FillTokens("<", ">", "=", "", (0,))  # this model has none
 """,
     "speculation-0": "from nanoengine import LLM, SamplingParams; prompts = ['a b a b', 'c']",
     "tools-1": """

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from nanoengine.log import Lines, log_of_child
+from nanoengine.log import Lines, child_log_arguments
 from nanoengine.scale.worker.child import start_child
 
 PATIENCE = 60.0
@@ -70,7 +70,7 @@ thread.join()
 
 def test_processes_that_are_started_log_as_this_one(capfd: pytest.CaptureFixture[str]) -> None:
     """Here a worker and a replica that are told nonsense."""
-    assert log_of_child() == ("warning", "plain")
+    assert child_log_arguments() == ("warning", "plain")
     handler, logger = logging.StreamHandler(), logging.getLogger("nanoengine")
     handler.setFormatter(Lines("json"))
     logger.addHandler(handler)

@@ -15,7 +15,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, InvalidPrompt, UnknownOption, UnsupportedModel
 from nanoengine.serve.arguments import Parser
-from nanoengine.serve.server.command import add_arguments, configs, named_plugins
+from nanoengine.serve.command import add_arguments, configs, named_plugins
 
 CAPABILITY = """
 from dataclasses import dataclass

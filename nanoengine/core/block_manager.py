@@ -80,7 +80,7 @@ class BlockManager:
         pinned: list[int] = []
         loads: list[tuple[int, int]] = []  # (group, index) of blocks in stores
         for group, layout in enumerate(self.layouts):
-            first = layout.first_seen(cached) // size
+            first = layout.first_visible(cached) // size
             held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first:num_cached_blocks]]
             pinned += filter(None, held)
             loads += [(group, index) for index, block in enumerate(held, first) if block == NULL_BLOCK]
@@ -123,7 +123,7 @@ class BlockManager:
             num_new += max(0, end - len(table))
             if not layout.forgets:
                 continue
-            if blocks := table[seq.first_blocks[group] : layout.first_seen(seq.num_written) // self.block_size]:
+            if blocks := table[seq.first_blocks[group] : layout.first_visible(seq.num_written) // self.block_size]:
                 num_freed += sum(self.ref_counts[block] == 1 for block in blocks)
                 dead.append((group, blocks))
         if num_new > self.num_free + num_freed:
@@ -203,7 +203,7 @@ class BlockManager:
             if not layout.forgets:
                 count = next((i for i in range(count) if not has(group, *hashes[i])), count)
         while count:
-            visible = ((group, range(layout.first_seen(count * size) // size, count)) for group, layout in windows)
+            visible = ((group, range(layout.first_visible(count * size) // size, count)) for group, layout in windows)
             missing = (i for group, indices in visible for i in reversed(indices) if not has(group, *hashes[i]))
             if (index := next(missing, None)) is not None:
                 count = index  # a start behind this block has it in its window

@@ -39,7 +39,7 @@ class DenseWeight:
         return self.tensor[first : first + count]
 
 
-class PlacedTokens(NamedTuple):
+class TokenPositions(NamedTuple):
     """The new tokens of a step, with their positions and slots."""
 
     input_ids: Tensor  # [num_tokens] int64, as positions
@@ -58,7 +58,7 @@ class CoreKernels:
     capturable = False
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
     draw_tokens = staticmethod(sampling.draw_tokens)
-    keep_likeliest = staticmethod(sampling.keep_likeliest)
+    filter_tokens = staticmethod(sampling.filter_tokens)
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
         """A matrix with unset rows."""
@@ -97,7 +97,7 @@ class CoreKernels:
         tables: Tensor,
         block_size: int,
         max_query_len: int,
-    ) -> PlacedTokens:
+    ) -> TokenPositions:
         """Positions and slots of the new tokens: slot = table[position // block_size] * block_size + position % block_size.
 
         The last row of `last_tokens`, and of each group of `tables`, is for padding: length 0, no slots, all at position 0.
@@ -124,7 +124,7 @@ class CoreKernels:
         blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
         slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
         input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)
-        return PlacedTokens(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))
+        return TokenPositions(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))
 
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
@@ -152,7 +152,7 @@ class CoreKernels:
         group = (filtered & (tokens >= 0)).nonzero()[:, 0]
         if len(group):
             scaled = logits[group] / temperature[group, None]
-            for part, values, token_ids in self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group]):
+            for part, values, token_ids in self.filter_tokens(scaled, top_k[group], top_p[group], min_p[group]):
                 noise = sampling.gumbel_noise(keys[group[part]], token_ids)
                 tokens[group[part]] = token_ids.gather(-1, (values + noise).argmax(-1, keepdim=True))[:, 0]
         if last_tokens is not None:

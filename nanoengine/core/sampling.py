@@ -46,7 +46,7 @@ def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
 
 
-def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
+def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
     """Logits after the filters of each row: here of all rows at once, [num_rows, vocab_size].
 
     Logits of dropped tokens are -inf. The likeliest token is never dropped; of equal ones, the lower id comes first.

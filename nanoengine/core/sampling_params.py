@@ -82,7 +82,7 @@ class CoreSamplingParams:
         """The completions to return, of all that were made."""
         return outputs
 
-    def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
+    def returned_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
         """The part of the collected log probabilities that is returned, and their sum."""
         return None, None
 

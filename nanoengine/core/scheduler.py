@@ -101,8 +101,8 @@ class Scheduler:
         step = Step(self.num_steps, StepPlan(self.epoch))
         if (active := [part for part in self.parts if not part.is_idle]) != self.active:
             self._set_active(active)
-        for part in self._hooks["make_way"]:
-            for seq in iterate_part(step.faults, part, "make_way", (), self.running, self.waiting):
+        for part in self._hooks["to_preempt"]:
+            for seq in iterate_part(step.faults, part, "to_preempt", (), self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
         if decodes_first:

@@ -44,7 +44,7 @@ class KVLayout:
     forgets = False
     """Whether some tokens are outside the windows of all later tokens."""
 
-    def first_seen(self, position: int) -> int:
+    def first_visible(self, position: int) -> int:
         """First position in the window of the token at `position`, or of any later token."""
         return 0
 
@@ -100,7 +100,7 @@ class PolicyPart:
 
     # ---- while the scheduler makes a step
 
-    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
         return ()
 
@@ -153,5 +153,5 @@ class PolicyPart:
         """Last call: end threads and processes."""
 
 
-SCHEDULE_HOOKS = ("make_way", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+SCHEDULE_HOOKS = ("to_preempt", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
 """Methods of `PolicyPart` that the scheduler calls."""

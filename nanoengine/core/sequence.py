@@ -140,7 +140,7 @@ class Sequence:
     def output(self) -> CompletionOutput:
         """Its tokens and text so far."""
         text, tokens = self.text_from(0), self.output_token_ids
-        logprobs = self.params.shown_logprobs(self.logprobs, tokens)
+        logprobs = self.params.returned_logprobs(self.logprobs, tokens)
         return CompletionOutput(self.index, text, tokens, self.finish_reason, self.stop_reason, *logprobs)
 
     def __repr__(self) -> str:

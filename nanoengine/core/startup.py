@@ -49,7 +49,7 @@ class Startup:
     eos_token_ids: Seq[int]
     num_kv_heads: int  # of each layer, in the pool of this process
     metadata: Mapping[str, Any] = {}  # of a GGUF file
-    layers_by = passed_over = ""  # for the start-up line: library of the layers; faster attention backends, and why not
+    layers_library = unavailable_backends = ""  # words of the start-up line
     weights_key: Callable[[int], object] | None = None  # longest sequence -> key of the numbers in K/V
     attention_specs: Seq[AttentionSpec] = ()  # of each attention layer
     head_dims: Seq[int] = ()  # of layers; empty: as in the model
@@ -64,7 +64,7 @@ class Startup:
     block_size: int  # as configured, or the default of the backend
     kv_dtype: torch.dtype | None = None  # None: as the model
     factory: Callable[..., Any] | None = None  # of the layers of a rank
-    kept_rows: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
+    rows_of_rank: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
     model: DenseDecoder
     matrices: Seq[Any] = ()  # weights of linear layers
     # Stages `groups` and `before_pool`: the KV pool.
@@ -87,7 +87,7 @@ class Startup:
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
         self.path = Path(config.model)  # the folder or the file of the weights
         self.default_params = CoreSamplingParams()
-        self.costly_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests with most memory
+        self.worst_case_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests with most memory
         self.layouts: list[KVLayout] = [KVLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.parts: list[PolicyPart] = []
@@ -191,7 +191,7 @@ class Startup:
         self.num_blocks, self.max_model_len = -(-length // size), length
         self._make_runner()
         table = [list(range(1, self.num_blocks + 1)) for _ in self.groups]
-        sampling = RowSampling(self.costly_params, 0, length)
+        sampling = RowSampling(self.worst_case_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
         prompts = [Run(row, 0, length, True) for row in range(min(self.num_rows, max(1, budget // length)))]
         self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts))()

@@ -96,14 +96,14 @@ class NativeAndTriton(Capability):
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
         is_int8 = startup.kv_dtype is torch.int8
         layers = startup.attention_specs, startup.head_dims
-        chosen, passed_over = choose_backend(name, *where, *layers, quantized=is_int8)
-        if passed_over:
-            startup.passed_over = f" (not {passed_over})"
+        chosen, unavailable_backends = choose_backend(name, *where, *layers, quantized=is_int8)
+        if unavailable_backends:
+            startup.unavailable_backends = f" (not {unavailable_backends})"
         if isinstance(chosen, TritonAttention) and (least := chosen.tuning.flash_prompt):
             reason = "it has no int8 cache" if is_int8 else _prepare_flash_attn_4(startup)
             chosen.flash_prompt = 0 if reason else least
             addition = f" and flash-attn 4 (prompts from {least} tokens on)"
-            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else addition
+            startup.unavailable_backends += f" (not flash-attn 4: {reason})" if reason else addition
         return chosen
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:

@@ -59,7 +59,7 @@ class Models(Capability):
         path = find_model(config.model, WEIGHT_FILES)  # the description is valid: now the weights are fetched
         self.checkpoint, self.quantization = open_checkpoint(path, description.gguf), options.quantization
         self.num_parameters = self.implementation.match(self.checkpoint)
-        startup.layers_by, said = self.implementation.description, self.implementation.config
+        startup.layers_library, said = self.implementation.description, self.implementation.config
         if (config.max_model_len or 0) > said.max_position_embeddings:
             said = dataclasses.replace(said, max_position_embeddings=said.longest)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
@@ -99,7 +99,7 @@ class Models(Capability):
         weights = Weights(self.checkpoint, quantize, startup.use_tqdm)
         model = self.implementation.load(weights, self.model_config, factory, backend)
         startup.matrices = model.matrices
-        startup.layers_by = self.implementation.description
+        startup.layers_library = self.implementation.description
         return model
 
     def before_pool(self, startup: Startup) -> None:
@@ -107,5 +107,6 @@ class Models(Capability):
             raise InvalidConfig("models with states need the capability kv groups, which is not installed")
 
     def policy(self, startup: Startup) -> None:
+        _ = self.tokenizer.fast  # a thread may build it until here; its errors are those of the start
         self.default_sampling = default_sampling(self._advised, type(startup.default_params))
         startup.default_params = dataclasses.replace(startup.default_params, **self.default_sampling)

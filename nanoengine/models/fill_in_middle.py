@@ -25,7 +25,7 @@ END_NAMES = ("<|fim_pad|>", "<fim_pad>", "<|repo_name|>", "<repo_name>", "<repon
 
 
 @dataclass(frozen=True, slots=True)
-class FillMarks:
+class FillTokens:
     """The special tokens of a model.
 
     Attributes:
@@ -52,7 +52,7 @@ class FillMarks:
         return others + (before + behind + self.middle if self.middle else behind + before)
 
 
-def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
+def fill_tokens(tokenizer: ModelTokenizer) -> FillTokens:
     """The special tokens of a model: from its file, or of a known family by their texts.
 
     Raises:
@@ -63,13 +63,13 @@ def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
         ids = ((name, tokenizer.fast.token_to_id(name)) for name in names if name)
         return {name: token for name, token in ids if token is not None}
 
-    for names in (tokenizer.fill_names, *NAMES):
+    for names in (tokenizer.fill_token_names, *NAMES):
         marks = known(names)
         if marks and len(marks) == len([name for name in names if name]):
             files = known(FILE_NAMES)
             ends = {*marks.values(), *files.values(), *known(END_NAMES).values()}
             prefix, suffix, middle = names
-            return FillMarks(prefix, suffix, middle, next(iter(files), ""), tuple(sorted(ends)))
+            return FillTokens(prefix, suffix, middle, next(iter(files), ""), tuple(sorted(ends)))
     raise InvalidPrompt(
         f"{tokenizer.name} has no tokens for filling in the middle, such as {NAMES[0][0]}: leave the suffix out, or use a model"
         " of code that was trained to fill"

@@ -15,7 +15,7 @@ from nanoengine.models.architectures import UnsupportedArchitecture, read_model_
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.model_config import ModelConfig
-from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
+from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts, gguf_parts
 from nanoengine.ram import available_ram
 
 COLUMNS = ("model", "architecture", "on disk", "KV of 1,000 tokens", "runs here")
@@ -53,10 +53,10 @@ def _paths() -> Iterator[tuple[str, str]]:
     for file in first_parts(models_folder().glob("*.gguf")):
         if file not in fetched:
             yield str(file), str(file)
-    yield from _repositories()
+    yield from repositories()
 
 
-def _repositories() -> Iterator[tuple[str, str]]:
+def repositories() -> Iterator[tuple[str, str]]:
     """Names and paths of models in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
 
     Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's scan leaves
@@ -118,7 +118,7 @@ def _files(path: Path) -> list[Path]:
     """All files of a model: of a folder, or of one that may be in parts."""
     if path.is_dir():
         return [file for file in path.rglob("*") if file.is_file()]
-    return [file for file in path.parent.glob("*.gguf") if first_parts([file]) == [path]]
+    return gguf_parts(path)
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

@@ -76,6 +76,11 @@ def first_parts(files: Iterable[Path]) -> list[Path]:
     return sorted({file.with_name(PART.sub(r"\g<stem>-00001-of-\g<count>.gguf", file.name)) for file in files})
 
 
+def gguf_parts(first: Path) -> list[Path]:
+    """All files of the model whose first GGUF file is at a path."""
+    return [file for file in first.parent.glob("*.gguf") if first_parts([file]) == [first]] or [first]
+
+
 def _fetched(name: str) -> Path:
     download = DOWNLOADS[name]
     if not download.path.is_file():

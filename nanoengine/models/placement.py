@@ -6,7 +6,7 @@ import torch
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.ram import available_ram
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 
 def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
@@ -19,6 +19,6 @@ def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
     available = available_ram()
     if device.type == "cpu" and num_bytes > available:
         raise InvalidConfig(
-            f"the weights take {told(num_bytes)}, but {told(available)} of RAM are available: free memory, or choose a smaller "
-            "dtype or quantization, another device or a smaller model"
+            f"the weights take {format_bytes(num_bytes)}, but {format_bytes(available)} of RAM are available: free memory, or"
+            " choose a smaller dtype or quantization, another device or a smaller model"
         )

@@ -24,7 +24,7 @@ from nanoengine.core.weights import open_file, weight_files
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.json_file import read_json
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine")
 
@@ -165,7 +165,7 @@ def _open(path: Path) -> Iterator[Any]:
         size = int.from_bytes(file.read(8), "little")
     if MAX_HEADER_BYTES < size < path.stat().st_size:  # `open_file` refuses a header beyond the end of the file
         raise InvalidWeights(
-            f"{path} has a header of {told(size)}, more than {told(MAX_HEADER_BYTES)}: use several files"
+            f"{path} has a header of {format_bytes(size)}, more than {format_bytes(MAX_HEADER_BYTES)}: use several files"
         )
     with open_file(path) as opened:
         yield opened

@@ -46,10 +46,10 @@ class ModelTokenizer(core.Tokenizer, ABC):
         hf: the same tokenizer as an object of transformers, made at the first access; raises MissingPackage.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens in the tokenizer's files that end a text or a turn.
-        fill_names: the tokens of a prefix, a suffix and a middle in a file, see `fill_in_middle`; empty: none.
+        fill_token_names: the tokens of a prefix, a suffix and a middle in a file, see `fill_in_middle`; empty: none.
     """
 
-    fill_names: Sequence[str] = ()
+    fill_token_names: Sequence[str] = ()
     fast: Tokenizer
     hf: Any
     eos_token_id: int | None
@@ -161,23 +161,27 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
 
 class GGUFTokenizer(ModelTokenizer):
-    """The tokenizer in the metadata of a GGUF file.
+    """The tokenizer in the metadata of a GGUF file; `fast` is built in a thread, and raises UnsupportedModel if it is broken.
 
     Args:
         chat_template: replaces the templates in the file.
 
     Raises:
-        UnsupportedModel: an unknown kind of tokenizer, or a broken one.
+        UnsupportedModel: an unknown kind of tokenizer, or wrong values of its special tokens.
     """
 
     def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
         from nanoengine.models.gguf.tokenizer import read_vocabulary
 
         self._vocabulary = vocabulary = read_vocabulary(metadata)
-        super().__init__(vocabulary.tokenizer, "the tokenizer in the GGUF file")
+        self.name = "the tokenizer in the GGUF file"
         self.eos_token_id, self.eos_token_ids = vocabulary.eos_token_id, vocabulary.end_token_ids
-        self.fill_names = vocabulary.fill_names
+        self.fill_token_names = vocabulary.fill_token_names
         self._templates = vocabulary.chat_templates if chat_template is None else {"default": chat_template}
+
+    @cached_property
+    def fast(self) -> Tokenizer:  # type: ignore[override]
+        return self._vocabulary.tokenizer
 
     @property
     def chat_templates(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from nanoengine.core.model_config import read_file
 from nanoengine.errors import ModelNotFound, UnsupportedModel
 from nanoengine.models.json_file import read_json
 from nanoengine.models.panics import raising
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 FILES = tuple(f"{name}.json" for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens"))
 FILES += ("chat_template.jinja",)
@@ -35,7 +35,7 @@ def check_files(folder: Path) -> None:
             raise ModelNotFound(f"{path} is neither a file nor a folder: remove it from the model's folder")
         is_read = path.exists() and (path.name in FILES or path.suffix == ".jinja")
         if is_read and (size := path.stat().st_size) > MAX_FILE_BYTES:
-            reason = f"{path.name} has {told(size)}, more than {told(MAX_FILE_BYTES)}"
+            reason = f"{path.name} has {format_bytes(size)}, more than {format_bytes(MAX_FILE_BYTES)}"
             raise ModelNotFound(f"{folder} has no tokenizer that can be read: {reason}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nanoengine.errors import InvalidConfig, InvalidPrompt, did_you_mean
-from nanoengine.sizes import size
+from nanoengine.sizes import parse_bytes
 
 LONGEST = 500
 WORD = re.compile(r"[\w-]+")
@@ -40,6 +40,7 @@ class Parser(argparse.ArgumentParser):
             command: Parser = getattr(args, "parser", self)
             usage, (word, _, value) = command.format_usage(), rest[0].partition("=")
             model = value or getattr(args, "model", "")
+            model = " ".join(model) if isinstance(model, list) else model
             if word in ("--model", "-m") and model and re.search(r"(?<![\w-])model(?![\w-])", usage):
                 command.error(f"the model is typed without {word}: {command.prog} {model}")
             names = re.findall(r"--([a-z][\w-]*)", command.format_help())
@@ -61,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 def byte_count(text: str) -> int:
     """The type of an argument such as 2GiB."""
     try:
-        return size("the size", text)
+        return parse_bytes("the size", text)
     except InvalidConfig as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

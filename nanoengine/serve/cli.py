@@ -173,9 +173,16 @@ def _talk(args: argparse.Namespace, model: str, words: Sequence[str]) -> None:
 
 def serve(args: argparse.Namespace) -> None:
     """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
-    from nanoengine.serve.server.command import run
+    from nanoengine.serve.command import run
 
     run(args)
+
+
+def ps(args: argparse.Namespace) -> None:
+    """List the models of a running server, and whether they are loaded."""
+    from nanoengine.serve.front.ps import table
+
+    print(table(args.url, args.api_key))
 
 
 def models(_: argparse.Namespace) -> None:
@@ -263,9 +270,12 @@ def _parser(arguments: Sequence[str]) -> Parser:
     if is_installed("server"):
         command = _command(commands, serve)
         if typed == "serve":
-            from nanoengine.serve.server.command import add_arguments, named_plugins
+            from nanoengine.serve.command import add_arguments, named_plugins
 
             add_arguments(command, named_plugins(arguments))
+        command = _command(commands, ps)
+        command.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+        command.add_argument("--api-key", help="one of its keys (default: that in NANOENGINE_API_KEY)")
     _command(commands, models, "list", "ls")
     _command(commands, show).add_argument("name", help=names)
     _command(commands, fetch, "pull").add_argument("name", help=_known())

@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from nanoengine.builder import option_types
-from nanoengine.plugins import PluginOptions, code_of_others
+from nanoengine.plugins import PluginOptions, plugin_errors
 from nanoengine.serve.arguments import Parser, byte_count, docstring
 
 NO_OPTIONS = ("model", "options")
@@ -41,7 +41,7 @@ def add_fields(group: Any, kind: type, but: Collection[str] = ()) -> None:
     for field in fields(kind):
         if field.name not in but:
             hint = byte_count if field.metadata.get("unit") == "bytes" else hints[field.name]
-            with code_of_others(f"{kind.__qualname__} of {kind.__module__}"):
+            with plugin_errors(f"{kind.__qualname__} of {kind.__module__}"):
                 _add(group, field.name, hint, helps.get(field.name, ""), field.default)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 
 ADVICE = {
-    "ps": "a server shows its models and requests on its page, http://localhost:8000, and at http://localhost:8000/api/ps",
     "stop": "Ctrl-C stops a server or a chat, and its memory is free at once",
     "cp": "`nanoengine serve MODEL --served-model-name NAME` serves a model under another name",
     "create": "there are no Modelfiles: `nanoengine chat --help` and `nanoengine serve --help` list all options",

@@ -160,7 +160,7 @@ class BrokenPart(Exception):
     """What a part raises."""
 
 
-ASKED = ("make_way", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+ASKED = ("to_preempt", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
 TOLD = ("after_step", "finished")
 
 

@@ -16,7 +16,7 @@ from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.messages import RowSampling, Started, StepPlan
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
 from nanoengine.core.sampler import Sampler
-from nanoengine.core.sampling import gumbel_noise, keep_likeliest, position_keys
+from nanoengine.core.sampling import filter_tokens, gumbel_noise, position_keys
 from nanoengine.core.sampling_params import CoreSamplingParams
 from tests.drawn import FAST
 from tests.kernels.draws import key_with_bits, keys_of, random_keys
@@ -98,7 +98,7 @@ def test_noise_is_finite_whatever_the_random_bits(bits: int) -> None:
 def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
     """Tokens that are kept, likeliest first."""
     filters = (torch.tensor([value]) for value in (top_k, top_p, min_p))
-    [(_, values, token_ids)] = keep_likeliest(torch.tensor([logits]), *filters)
+    [(_, values, token_ids)] = filter_tokens(torch.tensor([logits]), *filters)
     return token_ids[0][values[0].isfinite()].tolist()
 
 
@@ -136,7 +136,7 @@ def test_of_equal_tokens_those_with_lower_ids_are_kept() -> None:
 
 def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None:
     logits = torch.randn(2, 50)
-    [(_, values, token_ids)] = keep_likeliest(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
+    [(_, values, token_ids)] = filter_tokens(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
     finite = values.isfinite()
     assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
     assert finite.sum(-1)[0] == 3

@@ -103,7 +103,7 @@ class ToyModel:
     def _next(self, tables: list[list[int]], position: int, seed: int) -> int:
         digest = seed
         for group, (layout, table) in enumerate(zip(self.layouts, tables, strict=True)):
-            for seen in range(layout.first_seen(position), position + 1):
+            for seen in range(layout.first_visible(position), position + 1):
                 block = table[seen // self.block_size]
                 assert block != NULL_BLOCK, "a token sees one whose block was given back"
                 token, *where = self.slots[block, seen % self.block_size]

@@ -96,7 +96,7 @@ def make_requests(llm: LLM, requests: Sequence[Asked], rng: random.Random | None
         place = {} if rng is None else {"priority": rng.choice([0, 0, -1]), "client": rng.choice("ab")}
         made.append(llm.engine.make_request(prompt, params, **place))
         if adapter is not None:
-            adapters_of(llm.engine.scheduler.parts).use_each(made[-1:], adapter)
+            adapters_of(llm.engine.scheduler.parts).use_for_requests(made[-1:], adapter)
     return made
 
 

@@ -68,10 +68,10 @@ def test_compiling_is_shown_if_it_is_due_and_shall_be(
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_kernels_and_attention_are_torchs_and_say_why() -> None:
-    kernels, (backend, passed_over) = choose("auto"), choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
+    kernels, (backend, unavailable_backends) = choose("auto"), choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
     assert (kernels.name, backend.name) == ("torch", "torch")
     assert "no C++ compiler (/nowhere/c++) is installed" in kernels.description
-    assert passed_over.startswith("native: no C++ compiler")
+    assert unavailable_backends.startswith("native: no C++ compiler")
     assert "no native" not in choose("torch").description
     with pytest.raises(InvalidConfig, match=r"native.*no C\+\+ compiler.*/nowhere/c\+\+"):
         choose("native")

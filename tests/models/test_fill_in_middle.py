@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.fill_in_middle import END_NAMES, FILE_NAMES, NAMES, fill_marks
+from nanoengine.models.fill_in_middle import END_NAMES, FILE_NAMES, NAMES, fill_tokens
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
 from tests.models.gguf.test_tokenizer import bpe
 from tests.support import byte_tokenizer
@@ -24,7 +24,7 @@ def with_tokens(folder: Path, *texts: str) -> HFTokenizer:
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: names[0])
 def test_marks_are_found_by_the_texts_of_their_tokens(names: tuple[str, str, str], tmp_path: Path) -> None:
     tokenizer = with_tokens(tmp_path, *names, FILE_NAMES[0], *END_NAMES[:2])
-    marks = fill_marks(tokenizer)
+    marks = fill_tokens(tokenizer)
     assert (marks.prefix, marks.suffix, marks.middle, marks.file) == (*names, FILE_NAMES[0])
     known = [name for name in (*names, FILE_NAMES[0], *END_NAMES[:2]) if name]
     assert sorted(marks.ends) == sorted(tokenizer.fast.token_to_id(name) for name in known)
@@ -35,14 +35,14 @@ def test_marks_are_found_by_the_texts_of_their_tokens(names: tuple[str, str, str
 
 
 def test_other_files_come_first(tmp_path: Path) -> None:
-    marks = fill_marks(with_tokens(tmp_path, *NAMES[0], FILE_NAMES[0]))
+    marks = fill_tokens(with_tokens(tmp_path, *NAMES[0], FILE_NAMES[0]))
     text = marks.prompt("a", "b", [("x.py", "x = 1"), ("y.py", "y = 2")])
     assert text == ("<|file_sep|>x.py\nx = 1\n<|file_sep|>y.py\ny = 2\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>")
 
 
 def test_a_part_of_the_marks_is_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidPrompt, match="has no tokens for filling in the middle"):
-        fill_marks(with_tokens(tmp_path, *NAMES[0][:2]))
+        fill_tokens(with_tokens(tmp_path, *NAMES[0][:2]))
 
 
 @pytest.mark.parametrize("keys", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
@@ -58,8 +58,8 @@ def test_a_gguf_file_names_marks_of_its_own(keys: tuple[str, ...]) -> None:
         merge for merge in metadata["tokenizer.ggml.merges"] if merge.replace(" ", "") in tokens
     ]
     tokenizer = GGUFTokenizer(metadata | named)
-    marks = fill_marks(tokenizer)
+    marks = fill_tokens(tokenizer)
     assert marks.prompt("a", "b") == "[before]a[behind]b[between]"
     assert [own.index(i) for i in tokenizer.encode(marks.prompt("a", "b")) if i in own] == [0, 1, 2]
     with pytest.raises(InvalidPrompt, match="has no tokens"):
-        fill_marks(GGUFTokenizer(metadata | dict(list(named.items())[:2])))
+        fill_tokens(GGUFTokenizer(metadata | dict(list(named.items())[:2])))

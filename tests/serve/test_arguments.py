@@ -17,7 +17,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.models.fetch import models_folder
 from nanoengine.serve.arguments import byte_count
 from nanoengine.serve.cli import main
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,6 @@ def test_an_empty_input_is_an_error_before_a_model_is_opened(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ps"], "http://localhost:8000/api/ps"),
         (["stop", "smollm2"], "Ctrl-C"),
         (["rm", "smollm2"], "rm {folder}/smollm2-135m-instruct.q4_1.gguf"),
         (["rm", "org/name"], "hf cache rm"),
@@ -186,6 +185,6 @@ def test_help_has_defaults_only_where_there_are_some(command: str, capsys: pytes
 def test_a_size_has_units() -> None:
     assert byte_count("2GiB") == 2 << 30
     sizes = {1023: "1023 bytes", 40_960: "40 KiB", 1 << 30: "1 GiB", 3 << 29: "1.5 GiB", 10**15: "931,322.575 GiB"}
-    assert {size: told(size) for size in sizes} == sizes
+    assert {size: format_bytes(size) for size in sizes} == sizes
     with pytest.raises(argparse.ArgumentTypeError, match="it must be a number of bytes"):
         byte_count("2 apples")

@@ -14,7 +14,7 @@ from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup, group_layers
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.features.kv_groups.snapshots import Snapshots
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 if TYPE_CHECKING:
     from nanoengine.models.model_config import ModelConfig
@@ -82,8 +82,8 @@ class KVGroups(Capability):
 
     def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
         return InvalidConfig(
-            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {told(self._slot_bytes)} each, do not fit into "
-            "memory: lower max_num_seqs or snapshot_memory"
+            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {format_bytes(self._slot_bytes)} each, do not"
+            " fit into memory: lower max_num_seqs or snapshot_memory"
         )
 
     def _num_snapshots(self, startup: Startup) -> int:
@@ -123,6 +123,6 @@ class KVGroups(Capability):
         kinds = [f"{len(group.layers)} layers with {group.visible_range}" for group in self._groups]
         words = [f"{len(kinds)} KV groups: {', '.join(kinds)}"] if kinds else []
         if count := startup.num_state_layers:
-            size = f"{told(self._slot_bytes)} a sequence"
+            size = f"{format_bytes(self._slot_bytes)} a sequence"
             words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")
         return "; ".join(words) or None

@@ -28,12 +28,12 @@ class WindowLayout(KVLayout):
     chunked: bool = False
     forgets = True
 
-    def first_seen(self, position: int) -> int:
+    def first_visible(self, position: int) -> int:
         return position - position % self.size if self.chunked else max(position - self.size + 1, 0)
 
     def reserve(self, start: int, num_tokens: int) -> int:
         """Slots for a window and the tokens of one step. Later steps use the blocks that leave the window."""
-        return min(num_tokens, self.first_seen(start) + self.size + self.most_new)
+        return min(num_tokens, self.first_visible(start) + self.size + self.most_new)
 
 
 class KVGroup(NamedTuple):

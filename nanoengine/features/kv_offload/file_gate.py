@@ -36,7 +36,7 @@ class FileGate(PolicyPart):
         self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
         self._too_little = 0  # a number of files that was too small for the next sequence that cannot start yet
 
-    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Order the files of sequences that cannot start yet; where memory is short, a later step tries again."""
         for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
@@ -91,7 +91,7 @@ class FileGate(PolicyPart):
     def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[BlockKey, bytes]]:
         """The files that a hit of these blocks needs, including those that were read already."""
         blocks, wanted, end = self.blocks, [], len(hashes) * self.blocks.block_size
-        firsts = [layout.first_seen(end) // blocks.block_size for layout in blocks.layouts]
+        firsts = [layout.first_visible(end) // blocks.block_size for layout in blocks.layouts]
         seen = [(group, hashes[first:]) for group, first in enumerate(firsts)]
         seen += [(group, hashes[-1:]) for group in self.offload.state_groups]
         for group, blocks_of_group in seen:

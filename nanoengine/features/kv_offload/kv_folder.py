@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoengine.features.kv_offload.kv_file import UNFINISHED, BadKVFile, file_bytes, read_kv_file, write_kv_file
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 SUFFIX = ".kv"
 SEED = "hash_seed"
@@ -98,7 +98,7 @@ class KVFolder:
         """
         size = file_bytes(header, len(payload))
         if size > self.max_bytes:
-            raise OSError(f"it has {told(size)}, and kv_disk_bytes is {told(self.max_bytes)}")
+            raise OSError(f"it has {format_bytes(size)}, and kv_disk_bytes is {format_bytes(self.max_bytes)}")
         if time.monotonic() >= self._next_scan:
             self._scan()
         self._forget(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.options import check, option
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 HOST_FRACTION, HOST_CAP = 0.25, 4 << 30
 """Default size of the host tier: a fraction of the available RAM, and most bytes."""
@@ -68,11 +68,11 @@ class KVOffloadOptions:
             memory = int(min(HOST_CAP, HOST_FRACTION * available))
         elif memory > available:
             raise InvalidConfig(
-                f"kv_host_memory is {told(memory)}, but {told(available)} of RAM are available: lower it"
+                f"kv_host_memory is {format_bytes(memory)}, but {format_bytes(available)} of RAM are available: lower it"
             )
         if memory < block_bytes:
             raise InvalidConfig(
-                f"kv_host_memory is {told(memory)}, and one block of the KV cache has {told(block_bytes)}: raise kv_host_memory, "
-                "lower block_size, or leave host memory out with preemption_mode='recompute'"
+                f"kv_host_memory is {format_bytes(memory)}, and one block of the KV cache has {format_bytes(block_bytes)}:"
+                " raise kv_host_memory, lower block_size, or leave host memory out with preemption_mode='recompute'"
             )
         return memory // block_bytes

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, deserialize
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_file
 from nanoengine.models.config_fields import log_unknown, names_of
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
@@ -218,7 +218,7 @@ def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, lis
     size = int.from_bytes(content[:8], "little")
     if most < size < len(content):
         raise InvalidWeights(
-            f"{where} has a header of {told(size)}, and the adapters of this model have at most {told(most)}"
+            f"{where} has a header of {format_bytes(size)}, and the adapters of this model have at most {format_bytes(most)}"
         )
     try:
         tensors = dict(sorted(deserialize(content)))

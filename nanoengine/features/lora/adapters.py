@@ -18,7 +18,7 @@ from nanoengine.features.lora.adapter import Adapter, read_adapter
 from nanoengine.features.lora.messages import LORA, AdapterOrders
 from nanoengine.features.lora.options import LoRAOptions
 from nanoengine.features.lora.request import LoRARequest
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 SALT = "\0lora "
 """Separates the salt of a request from the digest of its adapter: no salt of a user contains it."""
@@ -89,7 +89,9 @@ class Adapters(PolicyPart):
             return f"{most} are loaded or in use, the most that may be (max_loras): unload one"
         if size > self.options.max_lora_bytes:
             most = self.options.max_lora_bytes
-            return f"all together have {told(size)}, and {told(most)} may be (max_lora_bytes): unload one"
+            return (
+                f"all together have {format_bytes(size)}, and {format_bytes(most)} may be (max_lora_bytes): unload one"
+            )
         return None
 
     def unload(self, name: str) -> Adapter:
@@ -133,7 +135,7 @@ class Adapters(PolicyPart):
             self._of[request] = adapter
             request.cache_salt += SALT + adapter.digest
 
-    def use_each(self, requests: Seq[Request], wanted: LoRARequest | Seq[LoRARequest | None]) -> None:
+    def use_for_requests(self, requests: Seq[Request], wanted: LoRARequest | Seq[LoRARequest | None]) -> None:
         """As `find` and `use` for several requests: one adapter, or one (or None) for each.
 
         Raises:
@@ -154,7 +156,7 @@ class Adapters(PolicyPart):
 
     # ---- with replicas: in the front, and in each replica
 
-    def digest_of(self, request: Request) -> str | None:
+    def adapter_digest(self, request: Request) -> str | None:
         """The digest of the adapter of a request, if it has one."""
         adapter = self._of.get(request)
         return None if adapter is None else adapter.digest

@@ -44,7 +44,7 @@ class LoRA(Capability):
         assert isinstance(config, ModelConfig)
         assert isinstance(kernels, Kernels)
         layers, matrices = find_linear_layers(config, getattr(model, "linear_rows", {})), model.matrices
-        of_rank = startup.kept_rows
+        of_rank = startup.rows_of_rank
         rows_of_rank = {number: of_rank[id(weight)] for number, weight in enumerate(matrices) if id(weight) in of_rank}
         if isinstance(kernels, NativeKernels):
             limits = startup.config.of(LoRAOptions).max_loras, startup.config.max_num_batched_tokens

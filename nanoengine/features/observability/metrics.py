@@ -200,7 +200,7 @@ class EngineMetrics(Statistics):
         usage = num_used / num_blocks if num_blocks else 0.0
         return replace(total, kv_usage=usage, block_size=self.block_size, max_model_len=self.max_model_len)
 
-    def of_the_past(self) -> EngineMetrics:
+    def after_end(self) -> EngineMetrics:
         """The metrics of an engine that has ended: totals stay, and nothing waits, runs, or has blocks any more."""
         zeros: dict[str, Any] = dict.fromkeys(MOMENTARY, 0)
         return replace(self, **zeros)

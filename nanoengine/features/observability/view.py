@@ -93,7 +93,7 @@ class EngineView:
     totals: Totals
 
 
-def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
+def view_of_engine(engine: LLMEngine, observer: Observer) -> EngineView:
     """The view of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
     scheduler, fetching = engine.scheduler, observer.fetching()
     shown = [

@@ -14,7 +14,7 @@ from nanoengine.features.sampling.thinking import ThinkingPart
 class Sampling(Capability):
     def before_pool(self, startup: Startup) -> None:
         startup.default_params = SamplingParams()  # `policy` of the models may set those of the model's files
-        startup.costly_params = SamplingParams(
+        startup.worst_case_params = SamplingParams(
             top_k=10, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=MAX_LOGPROBS
         )
 

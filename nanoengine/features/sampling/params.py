@@ -177,7 +177,7 @@ class SamplingParams(CoreSamplingParams):
         best = sorted(outputs, key=_rank)[: self.n]
         return [dataclasses.replace(output, index=index) for index, output in enumerate(best)]
 
-    def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
+    def returned_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
         if logprobs is None:
             return None, None
         total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))

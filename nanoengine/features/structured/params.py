@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
-from nanoengine.depth import MAX_DEPTH, is_too_deep
+from nanoengine.depth import MAX_DEPTH, is_nested_too_deeply
 from nanoengine.features.tool_calls.schemas import MAX_CHARS
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -125,7 +125,7 @@ def _table_text(name: str, value: object) -> str:
             table = {}
         if not isinstance(table, Mapping):
             raise _wrong(name, f" must be a JSON table, not {shown(table)}")
-        if is_too_deep(table):
+        if is_nested_too_deeply(table):
             raise _wrong(name, f" is deeper than {MAX_DEPTH} tables and lists")
         return json.dumps(dict(table), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

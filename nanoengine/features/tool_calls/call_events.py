@@ -107,7 +107,7 @@ class CallEmitter:
 E = TypeVar("E")
 
 
-def of_whole_calls(events: Iterable[E]) -> list[E]:
+def without_incomplete_calls(events: Iterable[E]) -> list[E]:
     """The events of a complete answer without the pieces of incomplete calls."""
     events = list(events)
     whole = {event.index for event in events if isinstance(event, Call)}

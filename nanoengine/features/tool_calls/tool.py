@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, shown
-from nanoengine.depth import MAX_DEPTH, is_too_deep
+from nanoengine.depth import MAX_DEPTH, is_nested_too_deeply
 
 MAX_TOOLS = 512
 MAX_NAME_CHARS = 128
@@ -66,7 +66,7 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
                 "tools",
                 f" holds {shown(table)}: a tool is a table, the JSON schema of a function, with a unique name",
             )
-        if is_too_deep(table):
+        if is_nested_too_deeply(table):
             raise InvalidPrompt("tools", f": {name[:80]} is deeper than {MAX_DEPTH} tables and lists")
         parameters = function.get("parameters")
         if not isinstance(parameters, Mapping | None):

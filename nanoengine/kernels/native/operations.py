@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from nanoengine.core.kernels import PlacedTokens, Weight
+from nanoengine.core.kernels import TokenPositions, Weight
 from nanoengine.core.sampling import LEAST_TEMPERATURE, FilteredLogits, SamplingTable
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, wrong
@@ -18,7 +18,7 @@ from nanoengine.kernels.native.libraries import load_library
 from nanoengine.kernels.native.recurrences import NativeRecurrences
 from nanoengine.kernels.native.weights import ROUNDED, NativeWeight, Packer
 from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
-from nanoengine.kernels.reference.filters import keep_likeliest
+from nanoengine.kernels.reference.filters import filter_tokens
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
 TABLE_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.int64
@@ -173,7 +173,7 @@ class NativeKernels(NativeRecurrences, Kernels):
         tables: Tensor,
         block_size: int,
         max_query_len: int,
-    ) -> PlacedTokens:
+    ) -> TokenPositions:
         num_groups, num_rows, _ = tables.shape
         count, kind = len(rows), torch.int32
         if tables.dtype is not kind or not tables.is_cpu or tables.stride(2) != 1:
@@ -183,7 +183,7 @@ class NativeKernels(NativeRecurrences, Kernels):
         runs = address(rows, kind), address(query_start_loc, kind, count + 1), address(num_computed, kind, count)
         pointers = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
         sizes = *tables.stride()[:2], num_groups, num_rows, count, len(token_ids), block_size
-        slots_of_tokens = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
+        slots_of_tokens = TokenPositions(tokens[0], tokens[1], tokens[2:], seq_lens)
         if not self.c.compute_slot_mapping(*pointers, *sizes, *(tensor.data_ptr() for tensor in slots_of_tokens)):
             raise WrongTensor(f"a row is none of {num_rows}, or a token stands outside of its {tables.shape[2]} blocks")
         return slots_of_tokens
@@ -232,8 +232,8 @@ class NativeKernels(NativeRecurrences, Kernels):
         self.c.log_sum_exp(address(logits, torch.float32), out.data_ptr(), *logits.shape)
         return out
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
-        return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)
+    def filter_tokens(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
+        return filter_tokens(logits, top_k, top_p, min_p, self.log_sum_exp)
 
 
 def normed(

@@ -16,7 +16,7 @@ NEXT_TRY = 16
 """How many times more, if those were not enough."""
 
 
-def keep_likeliest(
+def filter_tokens(
     logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, log_sum_exp: Callable[[Tensor], Tensor]
 ) -> Iterator[FilteredLogits]:
     """The tokens that pass the filters of each row. Rows for which few tokens are enough come first, as one batch: the cost of a

@@ -12,7 +12,7 @@ from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import FilteredLogits
 from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
-from nanoengine.kernels.reference.filters import keep_likeliest
+from nanoengine.kernels.reference.filters import filter_tokens
 from nanoengine.kernels.reference.gates import GATES, gated
 
 
@@ -92,8 +92,8 @@ class TorchKernels(Kernels):
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
-        return keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp)
+    def filter_tokens(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[FilteredLogits]:
+        return filter_tokens(logits, top_k, top_p, min_p, log_sum_exp)
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:

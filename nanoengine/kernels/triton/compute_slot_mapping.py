@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.core.kernels import PlacedTokens
+from nanoengine.core.kernels import TokenPositions
 
 TILE = 256
 """Tokens of a program."""
@@ -79,7 +79,7 @@ def compute_slot_mapping(
     tables: Tensor,
     block_size: int,
     max_query_len: int,
-) -> PlacedTokens:
+) -> TokenPositions:
     """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0.
 
     It is launched behind all that comes before it (`dependent.py`): the lengths that it writes are read before others wait.
@@ -114,4 +114,4 @@ def compute_slot_mapping(
             TILE=TILE,
             num_warps=NUM_WARPS,
         )
-    return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)
+    return TokenPositions(input_ids, positions, slot_mapping, seq_lens)

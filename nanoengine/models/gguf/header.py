@@ -160,7 +160,7 @@ class _Cursor:
         return count
 
     def string(self, what: str) -> str:
-        return self._text(self.take(self.number("u8"), what))
+        return self._texts([self.take(self.number("u8"), what)])[0]
 
     def value(self, kind: int, key: str) -> Any:
         """A value of the metadata, of the type with this number."""
@@ -192,7 +192,7 @@ class _Cursor:
                 raise self.damaged(f"strings in {shown(key)} that go on beyond its end at {size}")
             strings.append(content[start:at])
         self.at = at
-        return [self._text(text) for text in strings]
+        return self._texts(strings)
 
     def _numbers(self, count: int, dtype: str, what: str) -> NDArray[Any]:
         return np.frombuffer(self.take(count * np.dtype(dtype).itemsize, what), f"<{dtype}")
@@ -207,8 +207,8 @@ class _Cursor:
             raise self.damaged(f"a truth value in {shown(key)} that is neither 0 nor 1")
         return values.astype(bool)
 
-    def _text(self, text: bytes) -> str:
+    def _texts(self, strings: list[bytes]) -> list[str]:
         try:
-            return text.decode()
+            return list(map(bytes.decode, strings))
         except UnicodeDecodeError as error:
-            raise self.damaged(f"text that is no UTF-8 before byte {self.at}: {shown(text)}") from error
+            raise self.damaged(f"text that is no UTF-8 before byte {self.at}: {shown(error.object)}") from error

@@ -7,6 +7,7 @@ given its special tokens as llama.cpp does it with `parse_special` (src/llama-vo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+from nanoengine.models.gguf.pre_tokenizers import PreTokenizer, find_pre_tokenizer
 from nanoengine.models.gguf.sentencepiece import find_merges
 from nanoengine.models.panics import raising
+from nanoengine.ram import return_freed_memory
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
@@ -36,8 +38,8 @@ UNUSED = ("seperator", "padding")
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
 
-MAX_CHARS, MAX_MERGES = 8_000_000, 4_000_000
-"""Of all tokens, and of what SentencePiece's tokens are merged from; the largest vocabularies have a quarter of it."""
+MAX_CHARS = 8_000_000
+"""Of all tokens; those of the largest vocabularies have a quarter of it."""
 
 FILL_NAMES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
 """Names in the keys of the marks of `nanoengine/models/fill_in_middle.py`: those of today, and those of older files."""
@@ -57,24 +59,33 @@ class GGUFVocabulary:
     """What a file says of text and tokens.
 
     Attributes:
-        tokenizer: text to ids and back; encodes with the tokens that the file adds to a prompt.
+        building: of the tokenizer, in a thread, as it takes up to a second.
         special_tokens: texts of the special tokens by the names that chat templates use, such as "bos_token".
         eos_token_id: the end of text.
         end_token_ids: that one, and all other ends of a turn, in ascending order.
         chat_templates: by name; "default" is the one without a name.
-        fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
+        fill_token_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
     """
 
-    tokenizer: Tokenizer
+    building: Future[Tokenizer]
     special_tokens: dict[str, str]
     eos_token_id: int | None
     end_token_ids: list[int]
     chat_templates: dict[str, str]
-    fill_names: list[str]
+    fill_token_names: list[str]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back; encodes with the tokens that the file adds to a prompt.
+
+        Raises:
+            UnsupportedModel: tokens, scores and merges contradict one another.
+        """
+        return self.building.result()
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
-    """Build what `metadata`, the table of a GGUF file, describes.
+    """What `metadata`, the table of a GGUF file, says of text and tokens.
 
     Raises:
         UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
@@ -91,23 +102,31 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     if len(vocab) != len(tokens) and model != "gemma4":  # where of two tokens with one text the later is meant
         raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
     ids = {name: _special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
+    kind = _pre_tokenizer(metadata) if model == "gpt2" else None
     if model == "llama":
         ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
-        tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True
-    elif model == "gemma4":
-        tokenizer, add_bos = _lines(metadata, vocab, ids["unk"]), True
-    else:
-        tokenizer, add_bos = _bpe(metadata, vocab)
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
     ends = _ends_of_turn(vocab, types)
     types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
     ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
     marks = _fill_marks(metadata, len(tokens))
     types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
-    _add_special_tokens(tokenizer, metadata, tokens, types)
-    _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos)
+
+    def build() -> Tokenizer:
+        if kind is not None:
+            tokenizer = _bpe(metadata, vocab, kind)
+        else:
+            tokenizer = (_sentencepiece if model == "llama" else _lines)(metadata, vocab, ids["unk"])
+        _add_special_tokens(tokenizer, metadata, tokens, types)
+        _add_ends_of_text(tokenizer, metadata, tokens, ids, kind is None or kind.add_bos)
+        return tokenizer
+
+    thread = ThreadPoolExecutor(1)
+    building = thread.submit(build)
+    thread.submit(return_freed_memory)  # of all tokens and merges in lists: several times what the tokenizer holds
+    thread.shutdown(wait=False)
     return GGUFVocabulary(
-        tokenizer,
+        building,
         {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
         ids["eos"],
         sorted(set(ends)),
@@ -119,16 +138,19 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
 # ---- the kinds
 
 
-def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
-    """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909); and whether prompts begin with a token."""
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     name = _get(metadata, "tokenizer.ggml.pre", str, "default") or "default"
     if name == "default":
         name = OF_OLLAMA.get(_get(metadata, "general.architecture", str, ""), name)
-    kind = find_pre_tokenizer(name)
+    return find_pre_tokenizer(name)
+
+
+def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], kind: PreTokenizer) -> Tokenizer:
+    """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909)."""
     tokenizer = Tokenizer(_bpe_model(vocab, _merges(metadata), ignore_merges=kind.ignore_merges))
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, kind.add_bos
+    return tokenizer
 
 
 def _lines(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
@@ -155,13 +177,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
         )
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
-    merges = list[tuple[str, str]]()
-    for some in find_merges([tokens[i] for i in by_score]):
-        merges += some  # texts of the vocabulary: nothing is copied
-        if len(merges) > MAX_MERGES:
-            ways = f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, the limit"
-            raise UnsupportedModel(f"{ways}: give the model's tokenizer.json with the option tokenizer")
     unk_token = None if unk is None else tokens[unk]
+    merges = find_merges([tokens[i] for i in by_score], unk_token)
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if add_space else spaces)

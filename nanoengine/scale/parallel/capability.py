@@ -83,7 +83,7 @@ class Parallel(Capability):
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.factory, startup.kept_rows = factory, group.rows_of_rank
+        startup.factory, startup.rows_of_rank = factory, group.rows_of_rank
         return None
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:

@@ -19,7 +19,7 @@ from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.options import ReplicaOptions, num_ranks_of, num_replicas_of, option_of
 from nanoengine.scale.worker.elsewhere import FRONT_ONLY, check_shared, replaced
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 if TYPE_CHECKING:
     from nanoengine.core.llm_engine import LLMEngine
@@ -101,7 +101,8 @@ def check_lora_bytes(config: EngineConfig) -> None:
     size = option_of(config, "max_lora_bytes")
     if option_of(config, "enable_lora") and size > MOST_LORA_BYTES:
         raise InvalidConfig(
-            f"max_lora_bytes is {told(size)}, but replicas take at most {told(MOST_LORA_BYTES)} of adapters: lower it"
+            f"max_lora_bytes is {format_bytes(size)}, but replicas take at most {format_bytes(MOST_LORA_BYTES)} of adapters:"
+            " lower it"
         )
 
 

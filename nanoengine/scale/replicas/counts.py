@@ -25,7 +25,7 @@ class ReplicaCounters:
         """Remove the replica of a slot; its totals stay."""
         if number in self._now:
             metrics, _ = self._now.pop(number)
-            gone = metrics.of_the_past()
+            gone = metrics.after_end()
             self._past[number] = gone + self._past[number] if number in self._past else gone
 
     def by_number(self) -> dict[int, EngineMetrics]:

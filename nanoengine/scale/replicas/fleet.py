@@ -228,7 +228,7 @@ class Fleet:
         routed.route = self.router.route(self.replicas.values(), self.hashes(first), *_num_expected(request))
         replica = routed.route.replica
         replica.requests[routed.key] = routed
-        if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
+        if self.adapters is not None and (digest := self.adapters.adapter_digest(request)) is not None:
             self._set_adapters(replica)
             submit = submit._replace(adapter=digest)
         replica.link.send(submit)

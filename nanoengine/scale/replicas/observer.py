@@ -8,7 +8,7 @@ from operator import add
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.features.observability.metrics import EngineMetrics, EngineStats
 from nanoengine.features.observability.observer import Observer
-from nanoengine.features.observability.view import EngineView, take_view
+from nanoengine.features.observability.view import EngineView, view_of_engine
 from nanoengine.scale.replicas.counts import merged_views
 from nanoengine.scale.replicas.supervisor import Supervisor
 
@@ -41,4 +41,4 @@ class ReplicaObserver(Observer):
     def view(self, engine: LLMEngine) -> EngineView:
         """The last view of all replicas."""
         views = self.supervisor.counts.views()
-        return merged_views(views) if views else take_view(engine, self)
+        return merged_views(views) if views else view_of_engine(engine, self)

@@ -19,7 +19,7 @@ from typing import Any
 import nanoengine
 from nanoengine.builder import Built, build_engine
 from nanoengine.errors import EngineDead
-from nanoengine.features.observability.view import take_view
+from nanoengine.features.observability.view import view_of_engine
 from nanoengine.scale.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.scale.replicas.options import option_of
 from nanoengine.scale.replicas.replica import Replica
@@ -46,7 +46,7 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     engine = built.engine
     if option_of(built.config, "kv_disk_path") is None:  # files are named after hashes: their folder has a seed
         engine.scheduler.blocks.seed = hash_seed
-    count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
+    count = lambda: (built.metrics.snapshot(engine), view_of_engine(engine, built.metrics))  # noqa: E731
     adapters = getattr(built.capabilities.get("lora"), "adapters", None)
     loop.replica = Replica(engine, built.metrics.events, count, adapters)
     computes = built.capabilities["replicas"].computes

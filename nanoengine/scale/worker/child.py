@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nanoengine.log import log_of_child, show_log
+from nanoengine.log import child_log_arguments, show_log
 
 logger = logging.getLogger("nanoengine")
 
@@ -45,7 +45,7 @@ def start_child(
     paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
     with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(child_end.fileno()), *log_of_child()],
+            [sys.executable, "-P", "-m", module, str(child_end.fileno()), *child_log_arguments()],
             pass_fds=[child_end.fileno(), *descriptors],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},

@@ -16,7 +16,7 @@ FRONT_ONLY: dict[str, Any] = {"lora_modules": None}
 
 def check_shared(startup: Startup, ranks: int) -> None:
     """Raise InvalidConfig for several ranks and layers of transformers, which ranks cannot partition."""
-    if ranks > 1 and startup.layers_by:
+    if ranks > 1 and startup.layers_library:
         raise InvalidConfig(
             f"tensor_parallel_size is {ranks}, but ranks do not share layers that transformers computes: use 1, or a model "
             "with a family here and model_impl='auto'"

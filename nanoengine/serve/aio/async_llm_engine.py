@@ -130,7 +130,7 @@ class AsyncLLMEngine:
         if lora_request is not None:
             from nanoengine.features.lora.adapters import adapters_of  # who has such a request has it
 
-            adapters_of(self.engine.scheduler.parts).use_each([request], lora_request)
+            adapters_of(self.engine.scheduler.parts).use_for_requests([request], lora_request)
         return request
 
     def submit(

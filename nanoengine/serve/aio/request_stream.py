@@ -51,7 +51,7 @@ class _Cursor:
             index=seq.index,
             text=text,
             token_ids=tokens,
-            logprobs=seq.params.shown_logprobs(logprobs, tokens)[0],
+            logprobs=seq.params.returned_logprobs(logprobs, tokens)[0],
             finish_reason=seq.finish_reason if is_over else None,
             stop_reason=seq.stop_reason if is_over else None,
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,22 +17,32 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import NanoEngineError
+from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.connections import CountedHTTP, CountedTLS
+from nanoengine.serve.server.endpoint import Endpoint
 from nanoengine.serve.server.endpoints import ENDPOINTS, VIEW
 from nanoengine.serve.server.errors import Problem, problem_of
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.middleware import Identify
 from nanoengine.serve.server.page import FILES, file_route
 from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.work_share import WorkShare
 
 logger = logging.getLogger("nanoengine.serve.server")
 
 
-def make_app(serving: Serving) -> Starlette:
-    """The application that serves a model."""
+class Served(Protocol):
+    """What an application serves: one model, or several."""
+
+    config: ServerConfig
+    work_share: WorkShare
+
+
+def make_app(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> Starlette:
+    """The application; VIEW is left out without the page."""
     config = serving.config
-    endpoints, files = (*ENDPOINTS, VIEW) if config.page else ENDPOINTS, sorted(FILES) if config.page else []
+    endpoints = [one for one in endpoints if config.page or one.path != VIEW.path]
+    files = sorted(FILES) if config.page else []
     routes = [*(own.route(serving) for own in endpoints), *map(file_route, files)]
     middleware, origins = [Middleware(Identify, config, endpoints, serving.work_share)], config.cors_origin
     if origins is not None:  # around all: pages may read why they are refused
@@ -42,11 +53,11 @@ def make_app(serving: Serving) -> Starlette:
     return app
 
 
-def http_settings(serving: Serving) -> uvicorn.Config:
+def http_settings(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> uvicorn.Config:
     """How uvicorn serves the application."""
     connections = Quota.of_places(serving.config.max_connections)
     settings = uvicorn.Config(
-        make_app(serving),
+        make_app(serving, endpoints),
         http=partial(CountedHTTP, connections),  # type: ignore[arg-type]
         loop="asyncio",  # its TLS is a protocol above a socket's
         ws="none",

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
 from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
@@ -64,7 +64,7 @@ class _Choice:
         if said.reasoning and self._with_reasoning:
             found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
         self.has_called |= bool(said.calls)
-        if calls := self._calls(events if self._is_stream else of_whole_calls(events)):
+        if calls := self._calls(events if self._is_stream else without_incomplete_calls(events)):
             found["tool_calls"] = calls
         return found
 

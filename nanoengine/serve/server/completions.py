@@ -52,7 +52,7 @@ def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[in
     prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
     if not request.suffix:
         return prompts
-    marks, suffix = serving.prompts.fill_marks, request.suffix
+    marks, suffix = serving.prompts.fill_tokens, request.suffix
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise Problem(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")

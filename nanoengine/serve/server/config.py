@@ -9,7 +9,7 @@ from typing import Any
 from nanoengine.core.options import check, option
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.log import FORMATS, LEVELS
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 PART_OF_A_CLIENT = 4
 """Of the bytes that requests may hold, one client may hold this part."""
@@ -60,6 +60,8 @@ class ServerConfig:
         ssl_certfile: PEM file of a certificate and of those that sign it: the server speaks https.
         ssl_keyfile: PEM file of its key, if that is not in ssl_certfile.
         ssl_keyfile_password: that the key is encrypted with.
+        front_socket: path of a Unix socket to listen on, for the front of several models alone: it has checked its clients. No
+            option of the command line.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -97,6 +99,7 @@ class ServerConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
+    front_socket: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -125,8 +128,8 @@ class ServerConfig:
         check(self)
         if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
             raise InvalidConfig(
-                f"max_body_bytes is {told(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes, which is "
-                f"{told(self.max_held_body_bytes)}"
+                f"max_body_bytes is {format_bytes(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes,"
+                f" which is {format_bytes(self.max_held_body_bytes)}"
             )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
         for name in ("host", *TLS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -12,9 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from nanoengine.serve.server.serving import Serving
-
-Handler = Callable[[HTTPRequest, Serving], Awaitable[Response | ASGIApp]]
+Handler = Callable[[HTTPRequest, Any], Awaitable[Response | ASGIApp]]
+"""The second argument is the `Serving` of one model, or the `Front` of several (serve/front)."""
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 """Media types of streams: server-sent events, and a JSON object on each line."""
@@ -57,8 +57,8 @@ class Endpoint:
     access: Access = Access.CLIENT
     is_polled: bool = False
 
-    def route(self, serving: Serving) -> Route:
-        """The route of an application that serves a model."""
+    def route(self, serving: Any) -> Route:
+        """The route of an application; `serving` is the second argument of its handlers."""
 
         async def answer(http: HTTPRequest) -> Response | ASGIApp:
             return await self.handler(http, serving)

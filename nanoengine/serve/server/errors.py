@@ -22,7 +22,7 @@ from nanoengine.errors import (
     PromptTooLong,
     StepFailed,
 )
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 TYPES = {
     400: ("BadRequestError", "invalid_request_error"),
@@ -107,7 +107,9 @@ def context(max_model_len: int) -> str:
 
 
 def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> Problem:
-    return Problem(413, f"the body has more than {told(limit)}: shorten it, or raise max_body_bytes", headers=headers)
+    return Problem(
+        413, f"the body has more than {format_bytes(limit)}: shorten it, or raise max_body_bytes", headers=headers
+    )
 
 
 def problem_of(error: BaseException) -> Problem:

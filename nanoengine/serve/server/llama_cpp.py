@@ -94,7 +94,7 @@ async def completion(http: HTTPRequest, serving: Serving) -> Response | EventStr
 
 async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Fill in the middle."""
-    request, marks = await serving.read(http, InfillRequest), serving.prompts.fill_marks
+    request, marks = await serving.read(http, InfillRequest), serving.prompts.fill_tokens
     files = [(file.filename, file.text) for file in request.input_extra or ()]
     text = marks.prompt(request.input_prefix, request.input_suffix, files) + (request.prompt or "")
     return await request.answer(http, serving, text, list(marks.ends))

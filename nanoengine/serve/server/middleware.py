@@ -22,7 +22,7 @@ from nanoengine.serve.server.endpoint import Access, Endpoint
 from nanoengine.serve.server.errors import CUT_OFF, REASON, Problem, body_too_long, problem_of
 from nanoengine.serve.server.page import FILES
 from nanoengine.serve.server.protocol import MAX_ID_CHARS
-from nanoengine.serve.server.scope import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
+from nanoengine.serve.server.scope import ADMIN, CLIENT, CLIENT_HEADER, HELD, REQUEST_ID, SENT
 from nanoengine.serve.server.text import CURRENT_CLIENT
 from nanoengine.serve.server.work_share import WorkShare
 
@@ -59,6 +59,7 @@ class Identify:
     ):
         self._app, self._work_share = app, work_share
         keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
+        self._is_behind_front = config.front_socket is not None
         self._hosts, self._max_bytes = config.hosts, config.max_body_bytes
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
@@ -121,6 +122,9 @@ class Identify:
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """The error of a request that is refused; None: it is let in. A request with a key belongs to the client of the key."""
+        if self._is_behind_front:
+            scope[CLIENT] = headers.get(CLIENT_HEADER, b"local").decode("latin-1")
+            return None
         if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
             return Problem(400, "the path holds characters that cannot be printed")
         counts = Counter(name for name, _ in scope["headers"] if name in ONCE)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoengine.core.weights import weight_files
 from nanoengine.models.description import config_table
-from nanoengine.models.names import first_parts
+from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.names import gguf_parts
 from nanoengine.models.quantization.scheme import read_scheme
 
 if TYPE_CHECKING:
@@ -46,25 +47,50 @@ class ModelCard:
     @classmethod
     def of(cls, models: Models) -> ModelCard:
         """The card of a loaded model; no weights are read."""
-        place, config, metadata = Path(models.checkpoint.place), models.model_config, models.metadata
-        if place.is_dir():
-            files, scheme = weight_files(place), read_scheme(config_table(place))
+        from nanoengine.core.weights import weight_files  # it takes torch, which cards of files do without
+
+        place, writes = Path(models.checkpoint.place), not getattr(models.checkpoint, "is_headless", False)
+        files = weight_files(place) if place.is_dir() else gguf_parts(place)
+        level = models.quantization and models.quantization.upper()
+        return cls.of_files(place, files, models.model_config, models.metadata, models.num_parameters, level, writes)
+
+    @classmethod
+    def of_files(
+        cls,
+        path: Path,
+        files: Iterable[Path],
+        config: ModelConfig,
+        metadata: Mapping[str, Any],
+        count: int,
+        level: str | None = None,
+        writes: bool = True,
+    ) -> ModelCard:
+        """The card of the files of a model, which may not be loaded.
+
+        Args:
+            path: the folder, or the first GGUF file.
+            files: those of the weights.
+            config, metadata: content of the files; `metadata` is empty for a folder.
+            count: number of parameters.
+            level: the quantization at load. None: that of the files.
+            writes: see the class.
+        """
+        if level is None and path.is_dir():
+            scheme = read_scheme(config_table(path))
             dtype = DTYPES.get(config.dtype, config.dtype)
             level = dtype if scheme is None else f"{scheme.layout.upper()}-{scheme.bits}"
-        else:
-            files = [own for own in place.parent.glob("*.gguf") if first_parts([own]) == [place]] or [place]
+        elif level is None:
             level = FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown")
         stats = [(file.name, file.stat()) for file in sorted(files)]
         said = "\n".join(f"{name} {own.st_size} {own.st_mtime_ns}" for name, own in stats)
         family = metadata.get("general.architecture") or re.split("For|Model", config.architecture)[0].lower()
-        count = models.num_parameters
         details = {
             "parent_model": "",
-            "format": "safetensors" if place.is_dir() else "gguf",
+            "format": "safetensors" if path.is_dir() else "gguf",
             "family": family,
             "families": [family],
             "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
-            "quantization_level": models.quantization.upper() if models.quantization else level,
+            "quantization_level": level,
         }
         info = {
             "general.architecture": family,
@@ -78,5 +104,5 @@ class ModelCard:
             datetime.fromtimestamp(max(own.st_mtime for _, own in stats), UTC).isoformat(),
             details,
             info,
-            not getattr(models.checkpoint, "is_headless", False),
+            writes,
         )

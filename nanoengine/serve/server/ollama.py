@@ -132,7 +132,7 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
     if not serving.tokenizer.chat_templates:  # it goes on with texts
         text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
-        marks = serving.prompts.fill_marks
+        marks = serving.prompts.fill_tokens
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens, asked.turns = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
@@ -171,22 +171,29 @@ async def show(http: HTTPRequest, serving: Serving) -> Response:
     serving.names.check(name)
     info = await serving.text.run(serving.tokenizer.info)
     card = serving.card
-    can = [*(["completion"] if card.writes else []), *(["embedding"] if is_installed("pooling") else [])]
+    template, can_insert = str(info.get("chat_template", "")), False
     with suppress(InvalidPrompt):
-        can += ["insert"] if serving.prompts.fill_marks else []
-    if template := info.get("chat_template"):
-        can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
+        can_insert = bool(serving.prompts.fill_tokens)
     return json_response(
         {
             "modelfile": "",
             "parameters": _advised(serving.defaults),
-            "template": template or "",
+            "template": template,
             "details": _listed(serving, name)["details"],
             "modified_at": card.modified,
             "model_info": card.info | {f"{card.details['family']}.context_length": serving.max_model_len},
-            "capabilities": can,
+            "capabilities": abilities(template, writes=card.writes, can_insert=can_insert),
         }
     )
+
+
+def abilities(template: str, *, writes: bool, can_insert: bool = False) -> list[str]:
+    """What a model can, in Ollama's words. `template`: of its chats, or empty."""
+    can = [*(["completion"] if writes else []), *(["embedding"] if is_installed("pooling") else [])]
+    can += ["insert"] if can_insert else []
+    if template:
+        can += ["tools", *(["thinking"] if "</think>" in template or "<|channel|>" in template else [])]
+    return can
 
 
 def _advised(defaults: Mapping[str, Any]) -> str:
@@ -249,7 +256,12 @@ def _now() -> str:
 def _loaded(request: _Generation, **said: Any) -> Response:
     """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
-    return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
+    return loaded_answer(request.model, reason, **said)
+
+
+def loaded_answer(model: str, reason: str, **said: Any) -> Response:
+    """The answer to a request without a prompt. `reason`: "load" or "unload"."""
+    return json_response({"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 
 
 class OllamaWriter(Writer):

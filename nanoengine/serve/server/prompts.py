@@ -7,7 +7,7 @@ from functools import cached_property
 
 from nanoengine.features.tool_calls.chats import Chats
 from nanoengine.features.tool_calls.prompt import Prompt
-from nanoengine.models.fill_in_middle import FillMarks, fill_marks
+from nanoengine.models.fill_in_middle import FillTokens, fill_tokens
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG, Problem, context
@@ -53,9 +53,9 @@ class Prompts:
         )
 
     @cached_property
-    def fill_marks(self) -> FillMarks:
-        """The marks around a prefix and a suffix. Raises as `fill_marks`."""
-        return fill_marks(self.tokenizer)
+    def fill_tokens(self) -> FillTokens:
+        """The marks around a prefix and a suffix. Raises as `fill_tokens`."""
+        return fill_tokens(self.tokenizer)
 
     def count(self, request: ChatRequest, client: str) -> int:
         """Tokens of a conversation. Raises as `of_chat` and `check_length`."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from nanoengine.serve.server.config import PART_OF_A_CLIENT
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.sizes import told
+from nanoengine.sizes import format_bytes
 
 PART_OF_A_NEWCOMER = 8
 """Of what is full of the requests of others, a client may still have 1 / PART_OF_A_NEWCOMER: nobody is shut out by another."""
@@ -24,7 +24,7 @@ class Quota:
         option: that sets `most`; this and the next three are for messages to clients.
         needs: a request and its size, such as "this answer may take {}".
         hint: what a client can do about a request that can never be served.
-        told: a size in words.
+        format_amount: a size in words.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class Quota:
         option: str = "",
         needs: str = "",
         hint: str = "",
-        told: Callable[[int], str] = str,
+        format_amount: Callable[[int], str] = str,
     ):
         self.most, self.of_client, self.of_newcomer = most, of_client, of_newcomer
-        self.option, self.needs, self.hint, self.told = option, needs, hint, told
+        self.option, self.needs, self.hint, self.format = option, needs, hint, format_amount
         self.total = 0
         self.of_clients: Counter[str] = Counter()
 
     @classmethod
     def of_bytes(cls, most: int, option: str, needs: str, hint: str) -> Quota:
         """Of memory: a client may have its part of it."""
-        return cls(most, most // PART_OF_A_CLIENT, 0, option, needs, hint, told)
+        return cls(most, most // PART_OF_A_CLIENT, 0, option, needs, hint, format_bytes)
 
     @classmethod
     def of_places(cls, most: int, option: str = "", needs: str = "", unit: str = "") -> Quota:
@@ -87,7 +87,7 @@ class Quota:
         """See that there is room for `size` more of a request that has `whole` with them. Raises as `hold`."""
         if self.has_room(client, size, total):
             return
-        needs, own, say = self.needs.format(self.told(whole)), self.of_clients[client], self.told
+        needs, own, say = self.needs.format(self.format(whole)), self.of_clients[client], self.format
         limit, part = (self.most, "") if self.of_client is None else (self.of_client, "a quarter of ")
         if whole > limit:
             raise Problem(400, f"{needs}, and a client may have {say(limit)} ({part}{self.option}): {self.hint}")

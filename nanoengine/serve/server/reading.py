@@ -72,14 +72,15 @@ async def read(
     if content_type != "application/json" and not is_form:  # a page may send forms and plain text without being asked
         wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
         raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
-    body = await _body(http, max_bytes, holding)
+    body = await body_of(http, max_bytes, holding)
     IS_LONG.set(len(body) > SLOW_BYTES)
     if not IS_LONG.get():
-        return then(_parse(body, kind, ignored))
-    return await threads.run(lambda: then(_parse(body, kind, ignored)))
+        return then(parse(body, kind, ignored))
+    return await threads.run(lambda: then(parse(body, kind, ignored)))
 
 
-async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
+async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
+    """The bytes of a body. Raises Problem: too long, too slow, no room."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -99,7 +100,8 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
     return b"".join(parts).removeprefix(BOM_UTF8)
 
 
-def _parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
+def parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
+    """The object that a body is. Raises Problem: it is no JSON, or not of that type."""
     body = body.removeprefix(BOM_UTF8)
     signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, StreamParser
 from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
 from nanoengine.serve.server.answer_bytes import answer_bytes
@@ -245,7 +245,7 @@ def _whole(writer: Writer, conversation: Conversation, output: RequestOutput) ->
     usage, reader = Usage(num_prompt, output.num_cached_tokens, num_new, num_thought), conversation.parser()
     writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
-    list(writer.say(of_whole_calls(reader.read(completion.text, completion.finish_reason or "stop"))))
+    list(writer.say(without_incomplete_calls(reader.read(completion.text, completion.finish_reason or "stop"))))
     list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))
     return json_response(writer.body())
 

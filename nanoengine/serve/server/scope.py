@@ -7,6 +7,9 @@ from starlette.requests import Request as HTTPRequest
 CLIENT = "nanoengine.client"
 """The client that has sent the request: its key by a number, or its address."""
 
+CLIENT_HEADER = b"x-nanoengine-client"
+"""The header in which the front of several models passes CLIENT to the server of one."""
+
 ADMIN = "admin"
 """The client that has the admin key."""
 

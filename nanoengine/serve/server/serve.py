@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -58,18 +58,32 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         InvalidConfig: the address cannot be listened on, or the files of TLS cannot be used.
         Others: see `LLM`. No port is open before the model is loaded.
     """
+    listen(config, lambda: open_serving(model, options, config), Server)
+
+
+def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -> None:
+    """Listen, and serve until a signal ends it.
+
+    Args:
+        config: of the server.
+        open_: makes what is served, once the address is bound; see `Served`.
+        kind: the class of the server.
+
+    Raises:
+        InvalidConfig: see `serve`.
+    """
     over = threading.Event()
     _check_tls(config)
     with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
         stack.callback(over.set)
-        own = stack.enter_context(_socket(config))
-        serving = open_serving(model, options, config)
+        bound = stack.enter_context(_socket(config))
+        serving = open_()
         stack.callback(serving.close)
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # what is here now stays: to look through all of it again takes 100 ms, in which no other thread runs
         _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
-        _Server(http_settings(serving), serving, own, over).run(sockets=[own])
+        kind(serving, bound, over).run(sockets=[bound])
 
 
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
@@ -131,6 +145,11 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 def _socket(config: ServerConfig) -> socket.socket:
     """The socket of the server: bound, and not listening yet."""
     try:
+        if config.front_socket is not None:
+            private = socket.socket(socket.AF_UNIX)
+            private.bind(config.front_socket)
+            os.chmod(config.front_socket, 0o600)
+            return private
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         # With the protocol named, asyncio switches Nagle's algorithm off: a first token would wait 40 ms for an acknowledgement.
         own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -146,10 +165,10 @@ def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
     return InvalidConfig(f"cannot listen at {shown(config.host)}, port {config.port}: {error}; choose other ones")
 
 
-def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
+def end_hard(engine: AsyncLLMEngine | None, over: threading.Event) -> None:
     """End the process although a step or a thread for text hangs. Files that are being written have time limits of their own."""
     over.wait(HARD_END_SECONDS)
-    while engine.is_ending and not over.wait(0.1):
+    while engine is not None and engine.is_ending and not over.wait(0.1):
         pass
     if not over.is_set():
         logger.critical("the server has not ended in time: the process ends as it stands")
@@ -157,16 +176,26 @@ def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
         os._exit(1)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which ends when its jobs have ended."""
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends when its jobs have ended.
 
-    def __init__(self, settings: uvicorn.Config, serving: Serving, own: socket.socket, over: threading.Event):
-        super().__init__(settings)
+    Args:
+        serving: what is served.
+        bound: the socket.
+        over: set when the process has closed everything.
+    """
+
+    def __init__(self, serving: Any, bound: socket.socket, over: threading.Event):
+        super().__init__(self.settings(serving))
         self._over = over
         self._serving = serving
-        self._socket = own
+        self._socket = bound
         self._ending: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+
+    def settings(self, serving: Any) -> uvicorn.Config:
+        """How uvicorn serves it."""
+        return http_settings(serving)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self._serving.config
@@ -177,6 +206,8 @@ class _Server(uvicorn.Server):
         except OSError as error:
             raise _cannot_listen(config, error) from error
         if self.should_exit:
+            return
+        if config.front_socket is not None:
             return
         address = self._socket.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -224,5 +255,5 @@ class _Server(uvicorn.Server):
             with suppress(TimeoutError):
                 await asyncio.wait_for(jobs.none_left(), LAST_EVENT_SECONDS)
             jobs.cut_off()
-        threading.Thread(target=_end_hard, args=(self._serving.engine, self._over), daemon=True).start()
+        threading.Thread(target=end_hard, args=(self._serving.engine, self._over), daemon=True).start()
         self.should_exit = True

@@ -12,14 +12,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from starlette.requests import Request as HTTPRequest
 
 import nanoengine
 from nanoengine.builder import Built
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
-from nanoengine.features.observability.view import take_view
+from nanoengine.features.observability.view import view_of_engine
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
@@ -77,12 +76,14 @@ class Serving:
         self.metrics = built.metrics
         self.defaults = built.models.default_sampling
         self._models = built.models
+        import torch  # with the engine: a server of several models has none
+
         self.on_gpu = built.config.device != "cpu" and torch.cuda.is_available()
         self.max_model_len = built.engine.max_model_len
         self.root = name
         own = built.capabilities.get("lora")
         self.adapters: Adapters | None = None if own is None else own.adapters
-        self.names = ModelNames(config.served_model_name or (_short_name(name),), self.adapters)
+        self.names = ModelNames(config.served_model_name or (short_name(name),), self.adapters)
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         fairness = built.capabilities.get("fairness")
@@ -104,7 +105,9 @@ class Serving:
         self.tokens = of_places(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
         self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
-        view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
+        view = getattr(
+            self.metrics, "view", partial(view_of_engine, observer=self.metrics)
+        )  # replicas tell their views
         self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
@@ -315,6 +318,6 @@ def most_tokens(request: Request, max_model_len: int) -> int:
     return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
 
 
-def _short_name(model: str) -> str:
+def short_name(model: str) -> str:
     """What a model is called: a path's last part, or the name itself."""
     return Path(model).resolve().name if os.path.exists(model) else model

@@ -80,7 +80,7 @@ def said(output: RequestOutput) -> Any:
 def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRARequest | None) -> Request:
     request = llm.engine.make_request(prompt, params)
     if adapter is not None:
-        own_adapters(llm).use_each([request], adapter)
+        own_adapters(llm).use_for_requests([request], adapter)
     return request
 
 

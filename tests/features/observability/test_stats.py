@@ -62,7 +62,7 @@ def test_counters_of_two_engines_are_added() -> None:
     assert both.num_running == first.num_running + second.num_running > first.num_running
     assert (both.num_blocks, both.block_size, both.max_model_len) == (400, 4, 60)
     assert both.max_concurrency == first.max_concurrency + second.max_concurrency
-    past = second.of_the_past()
+    past = second.after_end()
     assert (past.num_running, past.kv_usage, past.num_blocks, past.max_concurrency) == (0, 0.0, 0, 0.0)
     assert (past.num_requests, past.steps) == (2, second.steps)
     for own in (one, two):

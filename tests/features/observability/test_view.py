@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from nanoengine.features.observability import view as view_module
-from nanoengine.features.observability.view import CACHED, FREE, FULL, OPEN, SHARED, EngineView, SequenceView, take_view
+from nanoengine.features.observability.view import (
+    CACHED,
+    FREE,
+    FULL,
+    OPEN,
+    SHARED,
+    EngineView,
+    SequenceView,
+    view_of_engine,
+)
 from tests.core.toys import run
 
 from .toys import Observed
@@ -16,7 +25,7 @@ from .toys import Observed
 
 def look(observed: Observed) -> EngineView:
     """A view agrees with itself and with the engine; it survives a trip through JSON."""
-    view = take_view(observed.engine, observed.observer)
+    view = view_of_engine(observed.engine, observed.observer)
     pool, cells = view.pool, Counter(view.pool.cells)
     cells[FREE] += pool.num_blocks - len(pool.cells)
     assert (cells[FREE], cells[CACHED]) == (pool.num_free, pool.num_cached)
@@ -81,10 +90,10 @@ def test_nothing_of_a_prompt_is_in_a_view() -> None:
     observed = Observed()
     prompt = observed.engine.tokenizer.encode("a most private matter")
     observed.add(prompt, 3, "id")
-    views = [msgspec.json.encode(take_view(observed.engine, observed.observer))]
+    views = [msgspec.json.encode(view_of_engine(observed.engine, observed.observer))]
     while observed.engine.has_unfinished:
         observed.engine.step()
-        views.append(msgspec.json.encode(take_view(observed.engine, observed.observer)))
+        views.append(msgspec.json.encode(view_of_engine(observed.engine, observed.observer)))
     tokens = ",".join(map(str, prompt[:3])).encode()
     assert not any(tokens in view for view in views)
 
@@ -96,7 +105,7 @@ def test_rows_blocks_and_cells_are_bounded_and_counts_are_of_all(monkeypatch: py
     for i in range(12):
         observed.add([i] * 14, 4, f"r{i}")
     observed.engine.step()
-    view = take_view(observed.engine, observed.observer)
+    view = view_of_engine(observed.engine, observed.observer)
     assert (view.num_running, view.num_waiting) == (5, 7)
     assert [seq.request_id for seq in view.sequences] == ["r0", "r1", "r2", "r5", "r6"], "the first in order of each"
     assert [len(seq.blocks) for seq in view.sequences] == [2] * 3 + [0] * 2

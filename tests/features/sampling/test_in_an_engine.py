@@ -17,7 +17,7 @@ from nanoengine.features.sampling.collector import MAX_PROMPT_LOGPROBS
 from nanoengine.features.sampling.params import SamplingParams
 from tests.core.lives import check_lives
 from tests.core.toys import VOCAB, ToyTokenizer, run
-from tests.features.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
+from tests.features.sampling.toy_engine import SampledToy, adapter_digest, alone, logits_of, make
 from tests.features.speculation.toys import Drafted, ToyDrafter
 
 
@@ -107,7 +107,7 @@ def check_prompt_logprobs(request: Request) -> None:
     assert found[0] is None
     assert len(found) == len(prompt)
     for position in range(1, len(prompt)):
-        expected = logits_of(torch.tensor([digest_of(prompt[:position])]))[0].log_softmax(-1)
+        expected = logits_of(torch.tensor([adapter_digest(prompt[:position])]))[0].log_softmax(-1)
         token, entry = prompt[position], found[position]
         top = expected.topk(params.prompt_logprobs).indices.tolist()
         assert list(entry) == list(dict.fromkeys([token, *top]))

@@ -37,7 +37,7 @@ def logits_of(digests: Tensor) -> Tensor:
     return torch.stack(rows).masked_fill(digests[:, None] < 0, torch.nan)
 
 
-def digest_of(token_ids: list[int]) -> int:
+def adapter_digest(token_ids: list[int]) -> int:
     """As the toy model computes it."""
     digest = 0
     for token in token_ids:
@@ -103,7 +103,7 @@ class SampledToy(ToyModel):
             seen = [self.slots[table[i // self.block_size], i % self.block_size] for i in range(position + 1)]
             assert [at for _, at in seen] == list(range(position + 1))
             broken = any(slot in self.broken for slot in seen)
-            self.digests.append(-1 if broken else digest_of([token for token, _ in seen]))
+            self.digests.append(-1 if broken else adapter_digest([token for token, _ in seen]))
 
 
 def make(model: SampledToy | None = None, parts: Seq[PolicyPart] = (), **way: Any) -> LLMEngine:
@@ -128,7 +128,7 @@ def alone(seq: Sequence) -> tuple[list[int], list[Any]]:
     )
     token_ids, entries = list(seq.request.prompt_token_ids), []
     for _ in range(params.max_tokens or 16):
-        logits = logits_of(torch.tensor([digest_of(token_ids)]))
+        logits = logits_of(torch.tensor([adapter_digest(token_ids)]))
         adjusted = torch.tensor([reference(logits[0].tolist(), own, token_ids)])
         bench = Bench(1, VOCAB)
         bench.start(begin(0, plain))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.features.tool_calls import json_calls, python_calls, xml_calls
-from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.formats import FORMATS, PLAIN
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
 from tests.drawn import FAST
@@ -194,7 +194,7 @@ def test_a_call_that_breaks_is_text_though_it_was_begun(name: str, broken: str, 
     assert events[:2] == [CallPiece(0, "weather", begun), Text(broken)]
     [told, call] = events[2:]
     assert told == CallPiece(1, call.name, call.arguments) if isinstance(call, Call) else None
-    assert of_whole_calls(events) == events[1:]
+    assert without_incomplete_calls(events) == events[1:]
 
 
 def test_what_is_no_call_in_a_list_is_text() -> None:

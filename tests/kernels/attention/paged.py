@@ -162,7 +162,7 @@ class Pool:
     def forget(self, rows: Sequence[int], starts: Sequence[int]) -> None:
         """NaN in all tokens that none of sequence rows[j] sees from starts[j] on, where there are such."""
         for i, start in zip(rows, starts, strict=True):
-            slots = self.sequences.slots(i, 0, first_seen(start, self.spec))
+            slots = self.sequences.slots(i, 0, first_visible(start, self.spec))
             if slots:
                 nan = torch.full_like(self.sequences.qkv[i][: len(slots)], float("nan"), dtype=self.dtype)
                 self.write(nan, torch.arange(len(slots)), torch.tensor(slots))
@@ -176,7 +176,7 @@ class Pool:
             for i, end in zip(rows, ends, strict=True)
         ]
         for table, start in zip(tables, starts, strict=True):
-            unseen = first_seen(start, self.spec) // self.sequences.block_size
+            unseen = first_visible(start, self.spec) // self.sequences.block_size
             table[:unseen] = [NOBODYS] * unseen
         width = max(map(len, tables))
         return AttentionMetadata(
@@ -225,7 +225,7 @@ class Pool:
         return Exact(*map(torch.cat, zip(*runs, strict=True)), weights)
 
     def _exact(self, row: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        heads, spec, first = self.sequences.heads, self.spec, first_seen(start, self.spec)
+        heads, spec, first = self.sequences.heads, self.spec, first_visible(start, self.spec)
         q, k, v = self._projected(row, end)
         q, k = (self._turned(x, i).to(self.dtype).double() for i, x in enumerate((q, k)))
         if self.quantized:
@@ -236,7 +236,7 @@ class Pool:
         if spec.soft_cap is not None:
             scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
         own, seen = torch.arange(start, end)[:, None], torch.arange(first, end)
-        visible = (seen <= own) & (seen >= torch.tensor([first_seen(i, spec) for i in range(start, end)])[:, None])
+        visible = (seen <= own) & (seen >= torch.tensor([first_visible(i, spec) for i in range(start, end)])[:, None])
         scores = scores.masked_fill(~visible, -torch.inf)
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks.double()[:, None, None].expand(-1, end - start, 1)), 2)
@@ -266,7 +266,7 @@ class Pool:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), 2)
 
 
-def first_seen(position: int, spec: AttentionSpec) -> int:
+def first_visible(position: int, spec: AttentionSpec) -> int:
     """The first token that the one at a position sees."""
     if spec.window is None:
         return 0

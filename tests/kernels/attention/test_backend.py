@@ -29,8 +29,10 @@ HALF = torch.bfloat16
 
 def choose(name: str, block_size: int = 16, head_dim: int = 64, *specs: AttentionSpec) -> tuple[str, str]:
     """The name of the backend on a CPU, and why faster ones were passed over."""
-    backend, passed_over = choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size, specs)
-    return backend.name, passed_over
+    backend, unavailable_backends = choose_backend(
+        name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size, specs
+    )
+    return backend.name, unavailable_backends
 
 
 # ---- on a CPU
@@ -45,9 +47,9 @@ def test_the_native_backend_is_preferred_where_it_can_run() -> None:
 
 @pytest.mark.parametrize(("block_size", "head_dim"), [(8, 64), (16, 48), (5, 4)])
 def test_auto_is_torch_where_the_native_backend_cannot_run(block_size: int, head_dim: int) -> None:
-    name, passed_over = choose("auto", block_size, head_dim)
+    name, unavailable_backends = choose("auto", block_size, head_dim)
     assert name == "torch"
-    assert passed_over.startswith("native: ")
+    assert unavailable_backends.startswith("native: ")
     assert choose("torch", block_size, head_dim) == ("torch", ""), "none was passed over"
     with pytest.raises(InvalidConfig, match="no attention backend can run: native: "):
         choose("native", block_size, head_dim)
@@ -105,9 +107,9 @@ def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def on_gpu(name: str = "auto", *specs: AttentionSpec, quantized: bool = False) -> tuple[type[AttentionBackend], str]:
-    backend, passed_over = choose_backend(name, CUDA, HALF, TOY, None, specs, quantized=quantized)
+    backend, unavailable_backends = choose_backend(name, CUDA, HALF, TOY, None, specs, quantized=quantized)
     assert backend.block_size == (256 if isinstance(backend, FlashAttention) else 16)
-    return type(backend), passed_over
+    return type(backend), unavailable_backends
 
 
 @pytest.mark.parametrize("first", range(len(ON_CUDA) + 1))

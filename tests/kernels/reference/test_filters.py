@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.reference.filters import FIRST_TRY, keep_likeliest
+from nanoengine.kernels.reference.filters import FIRST_TRY, filter_tokens
 from nanoengine.kernels.reference.operations import log_sum_exp
 
 VOCAB = 20 * FIRST_TRY
 
 
 def keep(logits: Tensor, *rows: dict[str, float]) -> tuple[Tensor, Tensor]:
-    """`keep_likeliest` with the filters of each row."""
+    """`filter_tokens` with the filters of each row."""
     columns = {"top_k": (0, torch.int32), "top_p": (1.0, torch.float32), "min_p": (0.0, torch.float32)}
     top_k, top_p, min_p = (
         torch.tensor([row.get(name, off) for row in rows], dtype=dtype) for name, (off, dtype) in columns.items()
     )
     values, token_ids = torch.full_like(logits, -torch.inf), torch.zeros_like(logits, dtype=torch.int64)
-    for own, some, ids in keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp):
+    for own, some, ids in filter_tokens(logits, top_k, top_p, min_p, log_sum_exp):
         values[own, : some.shape[1]], token_ids[own, : some.shape[1]] = some, ids
     return values, token_ids
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.core.kernels import PlacedTokens
+from nanoengine.core.kernels import TokenPositions
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.compute_slot_mapping import TILE, compute_slot_mapping
 from tests.kernels.formulas import DEVICE
@@ -21,7 +21,7 @@ NUM_ROWS = 9
 """The last is the padding row."""
 
 
-def check(query_lens: list[int], *, padding: set[int], block_size: int, num_groups: int, seed: int) -> PlacedTokens:
+def check(query_lens: list[int], *, padding: set[int], block_size: int, num_groups: int, seed: int) -> TokenPositions:
     rng, most = random.Random(seed), max(query_lens, default=0)
 
     def ints(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:

@@ -246,19 +246,19 @@ def test_templates_are_given_by_name_with_the_texts_that_they_use() -> None:
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        read_vocabulary(bpe(**changes))
+        _ = read_vocabulary(bpe(**changes)).tokenizer
 
 
 @pytest.mark.parametrize("scores", [None, [0.0], np.full(259 + len(WORDS), np.nan), ["a"] * (259 + len(WORDS))])
 def test_scores_that_are_none_are_named(scores: Any) -> None:
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.scores"):
-        read_vocabulary(sentencepiece(**{"tokenizer.ggml.scores": scores}))
+        _ = read_vocabulary(sentencepiece(**{"tokenizer.ggml.scores": scores})).tokenizer
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"])
 def test_a_missing_value_is_named(key: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"the GGUF file has no {key}"):
-        read_vocabulary({name: value for name, value in bpe().items() if name != key})
+        _ = read_vocabulary({name: value for name, value in bpe().items() if name != key}).tokenizer
 
 
 # ---- llama.cpp's own vectors

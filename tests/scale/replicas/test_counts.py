@@ -10,7 +10,7 @@ from nanoengine.scale.replicas.counts import ReplicaCounters
 class Total(list[int]):
     """Stands for the metrics of an engine."""
 
-    def of_the_past(self) -> Total:
+    def after_end(self) -> Total:
         return self
 
 

@@ -125,7 +125,7 @@ class LogprobListener(PolicyPart):
 class ShowingParams(SamplingParams):
     """Params that ask for log probabilities."""
 
-    def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
+    def returned_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
         if logprobs is None:
             return None, None
         return logprobs[: len(tokens)], sum(logprobs[: len(tokens)])

@@ -15,7 +15,7 @@ import pytest
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, NanoEngineError
 from nanoengine.serve.arguments import Parser
-from nanoengine.serve.server.command import add_arguments, configs, named_plugins
+from nanoengine.serve.command import add_arguments, configs, named_plugins
 from tests.outside import VALUES
 
 TEXTS = [own for own in VALUES if isinstance(own, str)] + ["-1", "1e400", "9" * 5000, "2GiB", '{"a": 1}', "\udcff", " "]

@@ -16,7 +16,7 @@ import pytest
 from nanoengine.errors import InvalidConfig, NanoEngineError, UnknownOption
 from nanoengine.serve.arguments import Parser
 from nanoengine.serve.cli import main
-from nanoengine.serve.server.command import add_arguments, configs
+from nanoengine.serve.command import add_arguments, configs
 from nanoengine.serve.server.config import ServerConfig
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.test_serve import Process, refusal
@@ -47,7 +47,7 @@ def value_of(action: argparse.Action) -> tuple[Any, list[str]]:
 def test_a_file_may_have_every_option_of_the_command_line(parser: Parser, config: Path) -> None:
     """Under its name with either dash, and with the value that the command line makes of it."""
     actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config", "model")}
-    lines, arguments, expected = [], ["other"], {"model": "other"}
+    lines, arguments, expected = [], ["other"], {"model": ["other"]}
     for number, (name, action) in enumerate(actions.items()):
         value, texts = value_of(action)
         lines.append(f"{name.replace('_', '-') if number % 2 else name} = {json.dumps(value)}")
@@ -67,10 +67,10 @@ def test_the_command_line_comes_first(parser: Parser, config: Path) -> None:
     file = ["--config", str(config)]
     for line in (["--port", "2", *file, "--page", "-v"], ["--page", "-v", *file, "--port", "2"]):
         args = parser.parse_args(line)
-        assert args.model == "demo"
+        assert args.model == ["demo"]
         assert configs(args)[1] == ServerConfig(port=2, max_n=3, api_key=("file",), log_level="debug")
     for line in (["other", *file], [*file, "other"]):
-        assert parser.parse_args(line).model == "other"
+        assert parser.parse_args(line).model == ["other"]
 
 
 @pytest.mark.parametrize(

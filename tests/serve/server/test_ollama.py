@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.models.fill_in_middle import FillMarks
+from nanoengine.models.fill_in_middle import FillTokens
 from nanoengine.models.names import DEMO
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.ollama import OllamaWriter
@@ -187,7 +187,7 @@ def test_what_a_gguf_file_is(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fills_holes_says_so(hermes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(hermes.serving.prompts), "fill_marks", FillMarks("<a>", "<b>", "<c>", "", ()))
+    monkeypatch.setitem(vars(hermes.serving.prompts), "fill_tokens", FillTokens("<a>", "<b>", "<c>", "", ()))
     assert "insert" in hermes.post("/api/show", {"model": "hermes"}).json["capabilities"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from nanoengine.features.observability.view import EngineView, take_view
+from nanoengine.features.observability.view import EngineView, view_of_engine
 from nanoengine.serve.server.endpoints import VIEW
 from nanoengine.serve.server.page import FILES, file_route
 from tests.features.observability.toys import Observed
@@ -18,7 +18,7 @@ OBSERVED = Observed()
 
 
 async def view() -> EngineView:
-    return take_view(OBSERVED.engine, OBSERVED.observer)
+    return view_of_engine(OBSERVED.engine, OBSERVED.observer)
 
 
 SERVING: Any = SimpleNamespace(view=SimpleNamespace(get=view))

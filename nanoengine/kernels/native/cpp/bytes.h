@@ -7,6 +7,11 @@
 #include <limits>
 #include "simd.h"
 
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+
+// Bytes 0 and 2 of each dword, or 1 and 3, as words of 16 bits; all with a sign.
+static INLINE Shorts words_of(Dwords bytes, int odd) { return (odd ? (Shorts)bytes : (Shorts)bytes << 8) >> 8; }
+
 #if defined(__AVX512VNNI__)
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)numbers, (__m512i)x);
@@ -36,22 +41,22 @@ static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
 #define DOT_OF_BYTES "vpmaddubsw"
 // AVX2, and AVX-512 without VNNI, multiply bytes without a sign with bytes that have one, to sums of 16 bits: of as many as
 // cannot overflow.
-typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 #if defined(__AVX512F__)
 static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
-static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)); }
+static INLINE Ints multiply_words(Shorts a, Shorts b) { return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
 static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm512_abs_epi8((__m512i)bytes); }
 static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
     return (Dwords)_mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask((__m512i)bytes), __m512i{}, (__m512i)x);
 }
 #else
 static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
-static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)); }
+static INLINE Ints multiply_words(Shorts a, Shorts b) { return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm256_abs_epi8((__m256i)bytes); }
 static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
     return (Dwords)_mm256_sign_epi8((__m256i)x, (__m256i)bytes);
 }
 #endif
+static INLINE Ints add_pairs(Shorts sums) { return multiply_words(sums, Shorts{} + 1); }
 #endif
 
 // vpdpbusd multiplies bytes without a sign with bytes that have one: numbers of a cache are as much larger as makes them so.

@@ -75,14 +75,16 @@ struct Ahead {
 };
 constexpr size_t NEAR = 2048, FAR = 8192;  // bytes before a row of B
 
+// For row m and vector v of the sums of M rows: a macro, since the compiler keeps sums in memory to which a lambda refers.
+#define EACH_SUM                                         \
+    _Pragma("GCC unroll 16") for (int m = 0; m < M; m++) \
+    _Pragma("GCC unroll 4") for (int v = 0; v < WIDE; v++)
+
 template <class T, Calls CALLS, int M>
 static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth, float* out, size_t out_stride, bool add,
                      Ahead ahead) {
     Floats sums[M][WIDE];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) sums[m][v] = add ? load<Floats>(out + m * out_stride + v * LANES) : Floats{};
+    EACH_SUM sums[m][v] = add ? load<Floats>(out + m * out_stride + v * LANES) : Floats{};
     const auto row = [&](size_t d, int v) {
         const char* line = ahead.at + d * ahead.step + v * sizeof(Dwords);
         if constexpr (CALLS == MANY) {
@@ -101,10 +103,7 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
         blocks.store_rows(sums);
     }
     for (; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) store(out + m * out_stride + v * LANES, sums[m][v]);
+    EACH_SUM store(out + m * out_stride + v * LANES, sums[m][v]);
 }
 
 template <class T, Calls CALLS, int M = ROWS, class... Args> static void multiply_rows(int rows, Args... args) {

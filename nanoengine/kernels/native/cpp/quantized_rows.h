@@ -12,6 +12,13 @@
 #include "bytes.h"
 #include "quantized_format.h"
 
+// A value that is known before what comes next: else the compiler moves sums, or makes trees of them, whose parts find no registers.
+template <class V> static INLINE void in_order([[maybe_unused]] V& value) {
+#if defined(__x86_64__)
+    asm volatile("" : "+v"(value));
+#endif
+}
+
 // A sum of products of numbers of so many bits with bytes of x, of half a cell.
 #if defined(HAS_DOT_OF_BYTES)
 template <int BITS> struct Products {
@@ -19,9 +26,6 @@ template <int BITS> struct Products {
     INLINE void add(int, Dwords numbers, uint32_t x) { total = dot_bytes(total, numbers, splat(x)); }
 };
 #else
-// A sum that is known before what comes next: else the compiler makes trees of sums, whose parts find no registers.
-template <class V> static INLINE void in_order(V& sum) { asm volatile("" : "+v"(sum)); }
-
 template <int BITS> struct Products {
     static constexpr int MOST = BITS <= 5 ? 4 : BITS == 6 ? 2 : 1;  // 4 * 2 * 31 * 127 < 2^15, and 2 * 2 * 63 * 127
     static_assert(CELL_DWORDS / 2 % MOST == 0);                     // a half of a cell is added up
@@ -44,6 +48,24 @@ template <int BITS> struct Products {
         }
     }
 };
+
+// The same for words of 16 bits.
+template <> struct Products<16> {
+    Ints total{};
+    INLINE void add(int d, Dwords numbers, uint32_t x) {
+        const Ints product = multiply_words((Shorts)numbers, (Shorts)splat(x));
+        total = d ? total + product : product;
+        in_order(total);
+    }
+};
+#endif
+
+// Whether unpacked numbers and rows are words of 16 bits: where a sum of 16 bits has room for one product of bytes, two
+// products of words take fewer operations, and a word has both parts of x.
+#if defined(HAS_DOT_OF_BYTES)
+template <int KIND, bool PACKED, int PARTS> constexpr bool IN_WORDS = false;
+#else
+template <int KIND, bool PACKED, int PARTS> constexpr bool IN_WORDS = !PACKED && (are_bytes(KIND) || PARTS == 2);
 #endif
 
 // Rows whose sums find registers; for more, numbers are unpacked first.
@@ -53,6 +75,9 @@ template <int PARTS> constexpr int MOST_ROWS = (LANES == 8 ? 3 : REGISTERS == 32
 // cell.
 template <int PARTS> struct alignas(64) RowChunk {
     uint32_t bytes[PARTS][CHUNK / 4];
+#if !defined(HAS_DOT_OF_BYTES)
+    uint32_t words[2][CHUNK / 4];  // words_of the bytes, of all parts
+#endif
     float scales[2 * CHUNK_CELLS];
     int32_t totals[2 * CHUNK_CELLS];
     float half_sums[2 * CHUNK_CELLS], sums[CHUNK_CELLS];
@@ -103,13 +128,12 @@ template <int KIND, bool PACKED, int PARTS> struct Task {
     Cells<KIND, PACKED> cells;
     size_t count;
     const Scales& scales;
-    int zero;
-    bool has_minimums;
+    bool has_zero, has_minimums;
     float* out;
     bool add;
 };
 
-// sums = the products of half a cell and M rows of x.
+// sums = the products of half a cell and M rows of x; words have all parts of x in the first.
 template <int KIND, bool PACKED, int PARTS, int M>
 static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChunk<PARTS>* x, size_t cell, int half,
                                  Ints (&sums)[PARTS][M][WIDE]) {
@@ -128,100 +152,104 @@ static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChun
         }
         return;
     }
+    if constexpr (IN_WORDS<KIND, PACKED, PARTS>) {
+        Products<16> products[M][WIDE];
+#pragma GCC unroll 8
+        for (int w = 0; w < 2 * DEPTH; w++) {
+            Dwords numbers[WIDE];
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(2 * cell + half, w, v);
+            EACH_SUM products[m][v].add(w, numbers[v], x[m].words[w % 2][at + w / 2]);
+        }
+        EACH_SUM sums[0][m][v] = products[m][v].total;
+        return;
+    }
     Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
 #pragma GCC unroll 8
     for (int d = 0; d < DEPTH; d++) {
         Dwords numbers[WIDE];
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++)
+        EACH_SUM
 #pragma GCC unroll 2
-                for (int part = 0; part < PARTS; part++) products[part][m][v].add(d, numbers[v], x[m].bytes[part][at + d]);
+            for (int part = 0; part < PARTS; part++) products[part][m][v].add(d, numbers[v], x[m].bytes[part][at + d]);
     }
 #pragma GCC unroll 2
-    for (int part = 0; part < PARTS; part++)
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) sums[part][m][v] = products[part][m][v].total;
+    for (int part = 0; part < PARTS; part++) EACH_SUM sums[part][m][v] = products[part][m][v].total;
 }
 
-template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
+template <int KIND, bool PACKED, int PARTS, int M, bool HAS_ZERO>
+static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
     const RowChunk<PARTS>* x = task.x;
     const Cells<KIND, PACKED> cells = task.cells;
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
-    constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
-    Floats held[HELD ? M : 1][WIDE];
+    constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;  // the sums find registers, too
+    constexpr int ZERO_BIT = (are_bytes(KIND) ? 8 : bits_of(KIND)) - 1;
+    Floats held[M][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
-#pragma GCC unroll 4
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) {
-            if (HELD) held[m][v] = task.add ? load<Floats>(row(m, v)) : Floats{};
-            else if (!task.add) store(row(m, v), Floats{});
-        }
+    EACH_SUM {
+        if (HELD) held[m][v] = task.add ? load<Floats>(row(m, v)) : Floats{};
+        else if (!task.add) store(row(m, v), Floats{});
+    }
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
         Floats both[M][WIDE];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             Ints sums[PARTS][M][WIDE];
-            multiply_half<KIND>(cells, x, cell, half, sums);
-#pragma GCC unroll 4
-            for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) {
-                    Ints numbers = sums[0][m][v];
-                    if (PARTS == 2) numbers = numbers * LOW + sums[PARTS - 1][m][v];
-                    Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
-                    if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
-                    const Floats scale = splat(x[m].scales[2 * cell + half]);
-                    both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
-                }
-        }
-#pragma GCC unroll 4
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) {
-                const Floats before = HELD ? held[m][v] : load<Floats>(row(m, v));
-                const Floats sum = has_own_scales(KIND) ? before + both[m][v]
-                                              : multiply_add(both[m][v], load<Floats>(scales.scales[cell] + v * LANES), before);
-                if (HELD) held[m][v] = sum;
-                else store(row(m, v), sum);
+            multiply_half(cells, x, cell, half, sums);
+            EACH_SUM {
+                Ints numbers = sums[0][m][v];
+                if (PARTS == 2 && !IN_WORDS<KIND, PACKED, PARTS>) numbers = numbers * LOW + sums[PARTS - 1][m][v];
+                if (HAS_ZERO) numbers -= (Ints)splat((uint32_t)x[m].totals[2 * cell + half]) << ZERO_BIT;
+                Floats total = __builtin_convertvector(numbers, Floats);
+                if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
+                const Floats scale = splat(x[m].scales[2 * cell + half]);
+                both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
+                if (!half && M > 1 && !has_own_scales(KIND)) in_order(both[m][v]);
             }
-    }
-#pragma GCC unroll 4
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) {
-            Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            const float* sums = has_own_scales(KIND) ? x[m].half_sums : x[m].sums;
-            for (size_t i = 0; task.has_minimums && i < (has_own_scales(KIND) ? 2 : 1) * count; i++)
-                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(sums[i]), sum);
-            store(row(m, v), sum);
         }
+        EACH_SUM {
+            const Floats before = HELD ? held[m][v] : load<Floats>(row(m, v));
+            const Floats sum = has_own_scales(KIND) ? before + both[m][v]
+                                                    : multiply_add(both[m][v], load<Floats>(scales.scales[cell] + v * LANES), before);
+            if (HELD) held[m][v] = sum;
+            else store(row(m, v), sum);
+        }
+        if (!HELD) asm("" : "+r"(out));  // read again from there: else the compiler keeps a copy on the stack
+    }
+    if (!HELD) EACH_SUM held[m][v] = load<Floats>(row(m, v));
+    for (size_t i = 0; task.has_minimums && i < (has_own_scales(KIND) ? 2 : 1) * count; i++)
+        EACH_SUM {
+            const float* sums = has_own_scales(KIND) ? x[m].half_sums : x[m].sums;
+            held[m][v] = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(sums[i]), held[m][v]);
+        }
+    EACH_SUM store(row(m, v), held[m][v]);
 }
 
-template <int KIND, bool PACKED, int PARTS, int M = MOST_ROWS<PARTS>>
+template <int KIND, bool PACKED, int PARTS, int M = MOST_ROWS<IN_WORDS<KIND, PACKED, PARTS> ? 1 : PARTS>>
 static void multiply_rows(int rows, const Task<KIND, PACKED, PARTS>& task) {
-    if (M == 1 || rows == M) multiply_cells<KIND, PACKED, PARTS, M>(task);
-    else if constexpr (M > 1) multiply_rows<KIND, PACKED, PARTS, M - 1>(rows, task);
+    if (M > 1 && rows < M) return multiply_rows<KIND, PACKED, PARTS, std::max(1, M - 1)>(rows, task);
+    if (task.has_zero) multiply_cells<KIND, PACKED, PARTS, M, !(are_bytes(KIND) && SIGN)>(task);  // bytes with a sign have none
+    else multiply_cells<KIND, PACKED, PARTS, M, false>(task);
 }
 
 // The numbers of some cells of a panel, as Cells<KIND, false> has them.
-template <int KIND> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
+template <int KIND, int PARTS> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
 #pragma GCC unroll 8
         for (int d = 0; d < CELL_DWORDS; d++)
 #pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++)
-                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), cells.load_numbers(cell, d, v));
+            for (int v = 0; v < WIDE; v++) {
+                const auto put = [&](size_t line, auto numbers) { store(to + (line * WIDE + v) * sizeof(Dwords), numbers); };
+                const size_t line = cell * CELL_DWORDS + d;
+                const Dwords numbers = cells.load_numbers(cell, d, v);
+                if constexpr (IN_WORDS<KIND, false, PARTS>) put(2 * line, words_of(numbers, 0)), put(2 * line + 1, words_of(numbers, 1));
+                else put(line, numbers);
+            }
     }
 }
 
@@ -243,7 +271,16 @@ template <class T, int PARTS> struct RoundedRows {
             alignas(64) float values[CHUNK];
             const size_t first = chunk * CHUNK, count = std::min(CHUNK, round_up(inputs - first, CELL));
             take_floats(row, first, count, inputs, values);
-            for (size_t i = 0; i < count; i += CELL) round_cell(values + i, data[chunk * rows + to], i / CELL);
+            RowChunk<PARTS>& rounded = data[chunk * rows + to];
+            for (size_t i = 0; i < count; i += CELL) round_cell(values + i, rounded, i / CELL);
+#if !defined(HAS_DOT_OF_BYTES)
+            for (size_t d = 0; d < count / 4; d += LANES)
+                for (int odd = 0; odd < 2; odd++) {
+                    Shorts words = words_of(load<Dwords>(rounded.bytes[0] + d), odd);
+                    if (PARTS == 2) words = words * LOW + words_of(load<Dwords>(rounded.bytes[PARTS - 1] + d), odd);
+                    store(rounded.words[odd] + d, words);
+                }
+#endif
         }
     }
 
@@ -263,15 +300,17 @@ private:
             const Cells<KIND, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes(), CODEBOOKS[format.codebook]};
             const RowChunk<PARTS>* x = &data[chunk * rows + first];
             auto task = [&]<bool PACKED>(Cells<KIND, PACKED> from, size_t row) {
-                return Task<KIND, PACKED, PARTS>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
+                return Task<KIND, PACKED, PARTS>{x + row, from, cells, scales, format.zero() != 0, format.has_minimums(), sums[row], chunk > 0};
             };
             if (count <= MOST_ROWS<PARTS>) {
                 multiply_rows((int)count, task(packed, 0));
                 continue;
             }
-            alignas(64) uint8_t numbers[CHUNK * COLUMNS];
-            unpack<KIND>(packed, cells, numbers);
-            const size_t calls = round_up(count, MOST_ROWS<PARTS>) / MOST_ROWS<PARTS>;
+            constexpr bool WORDS = IN_WORDS<KIND, false, PARTS>;
+            constexpr size_t MOST = MOST_ROWS<WORDS ? 1 : PARTS>;
+            alignas(64) uint8_t numbers[CHUNK * COLUMNS * (WORDS ? 2 : 1)];
+            unpack<KIND, PARTS>(packed, cells, numbers);
+            const size_t calls = round_up(count, MOST) / MOST;
             // Memory is busy meanwhile: each call asks for its share of the next chunk.
             const size_t share = round_up(STRIPS * format.bits, calls) / calls * LINE_BYTES;
             const uint8_t* next = packed.at + cells * STRIPS * format.cell_bytes();

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
-from nanoengine.kernels.triton.attention.paged_cache import LOWEST, first_seen, within
+from nanoengine.kernels.triton.attention.paged_cache import LOWEST, first_visible, within
 
 STEP = 64
 """Tokens: splits begin and end at multiples of them at least, and they are a multiple of every tile."""
@@ -45,7 +45,7 @@ def _lengths(seq_lens, query_start_loc, seq, num_seqs, WINDOW: tl.constexpr, STE
         if query_start_loc is not None:
             starts = query_start_loc + seq
             queries = tl.load(starts + 1, mask=seq < num_seqs, other=0) - tl.load(starts, mask=seq < num_seqs, other=0)
-        start = first_seen(length - queries, WINDOW)
+        start = first_visible(length - queries, WINDOW)
     units = tl.where(seq < num_seqs, tl.maximum(tl.cdiv(length - start, STEP), 1), 0)
     return length, start, units
 

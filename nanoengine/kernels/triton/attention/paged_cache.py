@@ -29,7 +29,7 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def first_seen(position, WINDOW: tl.constexpr):
+def first_visible(position, WINDOW: tl.constexpr):
     """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit, and windows of less than 0
     stand still: they begin at multiples of their size.
     """

@@ -24,7 +24,7 @@ from nanoengine.kernels.triton.attention.paged_cache import (
     aligned,
     ask_for,
     cache_strides,
-    first_seen,
+    first_visible,
     within,
 )
 from nanoengine.kernels.triton.launch import num_multiprocessors
@@ -147,7 +147,7 @@ def _decode_kernel(
         there = within(exists, dim, HEAD_DIM)
         # Not carried over from the sequence before: Triton 3.6 takes what an outer loop carries for a constant, where nothing but
         # the bounds of an inner loop use it.
-        begin = first_seen(seq_len - count - first_query, WINDOW) if WINDOW else 0
+        begin = first_visible(seq_len - count - first_query, WINDOW) if WINDOW else 0
         begin = tl.where(seq == first_seq, start, begin)
         end = tl.where(is_last, seq_len, stop)
         if QUERY_LOTS > 1:
@@ -168,7 +168,7 @@ def _decode_kernel(
         if query_start_loc is not None:
             offset += token_of * q_token_stride
             position = seq_len - count + token_of
-            row_start = first_seen(position, WINDOW)
+            row_start = first_visible(position, WINDOW)
         offset = tl.multiple_of(offset, Q_ALIGNED)[:, None] + dim[None, :]
         query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + offset, mask=there, other=0.0)
         loop: tl.constexpr = attend_range_int8 if PAIRS else attend_range

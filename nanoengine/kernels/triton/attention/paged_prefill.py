@@ -19,7 +19,7 @@ from nanoengine.kernels.triton.attention.paged_cache import (
     aligned,
     cache_strides,
     dot,
-    first_seen,
+    first_visible,
     load_heads,
     softmax_part,
     within,
@@ -64,7 +64,7 @@ def _attend_range(
         token = first + tl.arange(0, TILE)
         visible = token[None, :] <= position[:, None]
         if MASKED and WINDOW:
-            visible &= token[None, :] >= first_seen(position, WINDOW)[:, None]
+            visible &= token[None, :] >= first_visible(position, WINDOW)[:, None]
         if MASKED:
             token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
@@ -162,8 +162,8 @@ def _prefill_kernel(
         total += 1.0
     # What all rows see needs no mask. Before it is, in a window, what the later rows do not see any more.
     if WINDOW:
-        earliest = first_seen(history + first, WINDOW)
-        lost = first_seen(seen - 1, WINDOW) - earliest
+        earliest = first_visible(history + first, WINDOW)
+        lost = first_visible(seen - 1, WINDOW) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
         acc, total, highest = _attend_range(
             acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,

@@ -9,7 +9,8 @@ import pytest
 
 from nanoengine.builder import option_types
 from nanoengine.errors import InvalidConfig
-from nanoengine.serve.server.command import add_arguments, configs
+from nanoengine.serve.command import add_arguments, configs
+from nanoengine.serve.front.config import FrontConfig
 from nanoengine.serve.server.config import ServerConfig
 
 
@@ -37,7 +38,8 @@ def test_options_have_the_types_of_their_fields(parser: argparse.ArgumentParser)
 
 def test_every_option_is_there_with_help(parser: argparse.ArgumentParser) -> None:
     helps = {action.dest: action.help for action in parser._actions}
-    names = {field.name for kind in (*option_types(), ServerConfig) for field in fields(kind)} - {"options"}
+    names = {field.name for kind in (*option_types(), ServerConfig, FrontConfig) for field in fields(kind)}
+    names -= {"options", "front_socket"}
     assert {"model", "kv_host_memory", "speculation", "port"} <= names
     for name in names:
         assert helps[name], name

@@ -1,0 +1,117 @@
+"""Endpoints that list models: each with its state. What is said of a model that is not loaded comes from its headers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from nanoengine.serve.front.front import Front
+from nanoengine.serve.front.memory import resident
+from nanoengine.serve.front.model import Model, State
+from nanoengine.serve.front.relay import Relay
+from nanoengine.serve.server.answers import json_response
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.ollama import NEVER, abilities
+
+VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
+"""Names of llama.cpp's router; others are as they are."""
+
+
+async def models(_: HTTPRequest, front: Front) -> Response:
+    """All models and their adapters."""
+    rows = [row for model in front.loader.models for row in _rows(front, model)]
+    return json_response({"object": "list", "data": rows})
+
+
+async def model(http: HTTPRequest, front: Front) -> Response:
+    """One of them."""
+    name = http.path_params["name"]
+    model = front.loader.find(name)
+    await model.read()
+    rows = _rows(front, model)
+    return json_response(next((row for row in rows if row["id"] == name), rows[0]))
+
+
+def _rows(front: Front, model: Model) -> list[dict[str, Any]]:
+    headers = model.headers  # of many models it takes long to read them for a list
+    rows = model.served or [
+        {
+            "id": name,
+            "object": "model",
+            "created": front.created,
+            "owned_by": "nanoengine",
+            "root": model.source.model,
+            "parent": None if name == model.name else model.name,
+            "max_model_len": headers.max_model_len(model.source.config) if headers else None,
+        }
+        for name in model.names
+    ]
+    return [{**row, "status": status_of(model)} for row in rows]
+
+
+def status_of(model: Model) -> dict[str, Any]:
+    """The state of a model: `value` and `failed` as llama.cpp's router has them, and more."""
+    status: dict[str, Any] = {"value": VALUES.get(model.state, model.state.value), "state": model.state.value}
+    if model.state is State.LOADING:
+        status["progress"] = round(model.progress, 2)
+    if model.reason:
+        status |= {"failed": model.state is State.FAILED, "reason": model.reason}
+    return status
+
+
+async def tags(_: HTTPRequest, front: Front) -> Response:
+    """All models, for Ollama's clients."""
+    return json_response({"models": [row for one in front.loader.models for row in await _tagged(one)]})
+
+
+async def ps(_: HTTPRequest, front: Front) -> Response:
+    """The models in memory, with the bytes that their processes have."""
+    rows = []
+    for one, child in front.loader.in_memory.items():
+        expires = NEVER if one.expires_at is None else datetime.fromtimestamp(one.expires_at, UTC).isoformat()
+        rest = {"size_vram": 0, "expires_at": expires, "need": one.need, "num_running": one.num_running}
+        rest["resident"] = resident(child.pid)
+        if one.served:
+            rest["context_length"] = one.served[0]["max_model_len"]
+        rows += [row | rest for row in await _tagged(one)]
+    return json_response({"models": rows})
+
+
+async def _tagged(model: Model) -> list[dict[str, Any]]:
+    headers = await model.read()
+    card: dict[str, Any] = {"modified_at": "", "size": 0, "digest": "", "details": {}}
+    if headers is not None:
+        facts = headers.card
+        card = {"modified_at": facts.modified, "size": facts.size, "digest": facts.digest, "details": facts.details}
+    rows = []
+    for name in model.names:
+        details = card["details"] if name == model.name else {**card["details"], "parent_model": model.name}
+        rows.append({"name": name, "model": name, **card, "details": details, "status": status_of(model)})
+    return rows
+
+
+async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
+    """The abilities of a model: of its process, or of its headers."""
+    body, envelope = await front.read(http)
+    model = front.model_of(envelope.model or envelope.name)
+    if model.is_loaded:
+        return Relay(front, model, body)
+    headers = await model.read()
+    if headers is None:
+        raise Problem(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
+    card, length = headers.card, headers.max_model_len(model.source.config)
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": headers.template,
+            "details": card.details,
+            "modified_at": card.modified,
+            "model_info": card.info | {f"{card.details['family']}.context_length": length},
+            "capabilities": abilities(headers.template, writes=card.writes),
+        }
+    )

@@ -1,0 +1,230 @@
+"""Loader: loads models when they are requested, one at a time, and unloads others to make room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from nanoengine.errors import did_you_mean
+from nanoengine.serve.front.catalogue import Source
+from nanoengine.serve.front.child import Child
+from nanoengine.serve.front.config import FrontConfig, duration
+from nanoengine.serve.front.memory import Memory
+from nanoengine.serve.front.model import Model, State
+from nanoengine.serve.front.upstream import NoAnswer
+from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.sizes import format_bytes
+
+logger = logging.getLogger("nanoengine.serve.front")
+
+MAX_NAMES = 20
+"""Names of models in a message."""
+
+
+class Loader:
+    """All models of a server.
+
+    Args:
+        models: in the order in which they are listed.
+        config: has the limits.
+        end_seconds: in which a process ends after SIGTERM.
+        memory: whether one more fits.
+        start: starts the process of a model with these options.
+    """
+
+    def __init__(
+        self,
+        models: list[Model],
+        config: FrontConfig,
+        end_seconds: float,
+        memory: Memory,
+        start: Callable[[Source, dict[str, Any]], Awaitable[Child]],
+    ):
+        self.models, self._config, self._memory = models, config, memory
+        self._end_seconds, self._start = end_seconds, start
+        self._keep_alive = duration(config.keep_alive)
+        self._waiting: dict[Model, set[asyncio.Future[None]]] = {}  # in the order of their first requests
+        self._wake = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._unloads: set[asyncio.Task[None]] = set()
+
+    # ---- requests
+
+    def find(self, name: str) -> Model:
+        """The model of a name, or of that of one of its adapters. Raises Problem (404)."""
+        for model in self.models:
+            if name in model.names or name.removesuffix(":latest") == model.name:
+                return model
+        names = [name for model in self.models for name in model.names]
+        known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        near = did_you_mean(name, names)
+        raise Problem(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near or '.'}", "model")
+
+    @contextlib.contextmanager
+    def using(self, model: Model, keep_alive: float | None = None) -> Iterator[None]:
+        """A request for a model: while it lasts, the model is not unloaded. `keep_alive`: seconds of the time
+        after it; None: those of the options.
+        """
+        model.last_request = next(self._numbers)
+        model.num_running += 1
+        model.stop_clock()
+        model.keep_alive = self._keep_alive if keep_alive is None else keep_alive
+        try:
+            yield
+        finally:
+            model.num_running -= 1
+            self._start_clock(model)
+
+    async def loaded(self, model: Model, *, now: bool = False) -> Child:
+        """The process of a model, once it is loaded. `now`: without a pause after a failure.
+
+        Raises:
+            Problem: 503: it failed to load, or there is no room.
+        """
+        if now:
+            model.retry_at = 0.0
+        while model.state is not State.LOADED:
+            if (seconds := model.retry_at - time.monotonic()) > 0:
+                raise _failed(model, seconds)
+            future = asyncio.get_running_loop().create_future()
+            waiting = self._waiting.setdefault(model, set())
+            waiting.add(future)
+            self._wake.set()
+            try:
+                await future
+            finally:
+                waiting.discard(future)
+                if not waiting and self._waiting.get(model) is waiting:
+                    del self._waiting[model]
+        assert model.child is not None
+        return model.child
+
+    # ---- one load at a time
+
+    async def run(self) -> None:
+        """Load what is requested, for ever."""
+        while True:
+            await self._wake.wait()
+            if (model := next(iter(self._waiting), None)) is None:
+                self._wake.clear()
+                continue
+            problem: Problem | None = None
+            try:
+                async with model.lock:
+                    if model.state is not State.LOADED:
+                        await self._load(model)
+            except Problem as error:
+                problem = error
+            except Exception as error:  # of one model: the others are loaded nevertheless
+                logger.exception("%s: loading failed", model.name)
+                problem = Problem(500, f"the model {model.name} cannot be loaded: {type(error).__name__}")
+            self._answer(model, problem)
+
+    def _answer(self, model: Model, problem: Problem | None) -> None:
+        """Wake those who wait for a model."""
+        for future in self._waiting.pop(model, ()):
+            if not future.done():
+                future.set_result(None) if problem is None else future.set_exception(problem)
+
+    async def _load(self, model: Model) -> None:
+        model.headers, model.unreadable = None, ""  # the files may be others since
+        headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
+        options, model.need = self._memory.plan(model.source, headers)
+        await self._make_room(model)
+        model.state, start, limit = State.LOADING, time.monotonic(), self._config.load_timeout
+        logger.info("%s: loading", model.name)
+        try:
+            async with asyncio.timeout(limit):
+                model.child = child = await self._start(model.source, options)
+                model.served = await child.ready()
+        except (NoAnswer, TimeoutError, OSError) as error:
+            if model.child is not None:
+                await model.child.end(0)
+            is_late = isinstance(error, TimeoutError)
+            model.failed(f"it was not loaded after {limit:g} s (load_timeout)" if is_late else str(error))
+            logger.error("%s: loading failed: %s", model.name, model.reason)
+            raise _failed(model, model.retry_at - time.monotonic()) from error
+        model.state, model.num_failures, model.reason = State.LOADED, 0, ""
+        logger.info("%s: loaded in %.1f s", model.name, time.monotonic() - start)
+        child.ended.add_done_callback(lambda _: self._ended(model, child))
+        self._start_clock(model)
+
+    def _ended(self, model: Model, child: Child) -> None:
+        """A process has ended by itself."""
+        if model.child is child and model.state is State.LOADED:
+            model.gone(child.reason)
+            logger.error("%s: %s; the next request loads it again", model.name, child.reason)
+
+    # ---- room
+
+    @property
+    def in_memory(self) -> dict[Model, Child]:
+        """Models with a process."""
+        return {model: model.child for model in self.models if model.child is not None}
+
+    async def _make_room(self, model: Model) -> None:
+        """Unload models without requests, the one first whose last request is the oldest. Raises Problem if it is not enough."""
+        while (lacking := self._lacking(model)) is not None:
+            idle = [one for one in self.in_memory if not (one.num_running or one.is_pinned)]
+            if not idle or lacking > sum(one.need for one in idle):
+                raise Problem(503, self._no_room(model, lacking), headers=RETRY_AFTER)
+            await self.unload(min(idle, key=lambda one: one.last_request))
+
+    def _lacking(self, model: Model) -> int | None:
+        """Bytes that are missing for a model, or 0 where only the number of models is too large; None: it fits."""
+        needs = {child.pid: one.need for one, child in self.in_memory.items()}
+        if (missing := model.need - self._memory.free(needs)) > 0:
+            return missing
+        return 0 if len(needs) >= self._config.max_loaded_models else None
+
+    def _no_room(self, model: Model, lacking: int) -> str:
+        limit = f"{format_bytes(lacking)} of memory are missing"
+        if not lacking:
+            limit = f"{self._config.max_loaded_models} models are loaded (max_loaded_models)"
+        text = f"there is no room for the model {model.name}, which takes {format_bytes(model.need)}: {limit}"
+        uses = {one: "pinned" if one.is_pinned else f"{one.num_running} requests" for one in self.in_memory}
+        holders = "; ".join(f"{one.name} has {format_bytes(one.need)} ({use})" for one, use in uses.items())
+        return f"{text}; {holders}; try again later" if holders else f"{text}; lower its kv_cache_memory"
+
+    async def unload(self, model: Model) -> None:
+        """End the process of a model, unless it has requests by then; returns when its memory is free."""
+        async with model.lock:
+            if (child := model.child) is not None and not model.num_running:
+                model.state = State.UNLOADING
+                model.stop_clock()
+                await child.end(self._end_seconds)
+                model.gone()
+                logger.info("%s: unloaded", model.name)
+
+    async def close(self) -> None:
+        """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
+        for model in list(self._waiting):
+            self._answer(model, Problem(503, "the server is shutting down", headers=RETRY_AFTER))
+        for model in self.in_memory:
+            model.state = State.UNLOADING
+        await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))
+
+    # ---- the clock of idle models
+
+    def _start_clock(self, model: Model) -> None:
+        model.stop_clock()
+        if model.is_loaded and not (model.num_running or model.is_pinned or model.keep_alive == math.inf):
+            model.expires_at = time.time() + model.keep_alive
+            model.clock = asyncio.get_running_loop().call_later(model.keep_alive, self._expire, model)
+
+    def _expire(self, model: Model) -> None:
+        task = asyncio.get_running_loop().create_task(self.unload(model))
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
+
+
+def _failed(model: Model, seconds: float) -> Problem:
+    after = str(max(1, math.ceil(seconds)))
+    message = f"the model {model.name} failed to load: {model.reason}; it is tried again in {after} s"
+    return Problem(503, message, headers={"retry-after": after})

@@ -1,0 +1,114 @@
+"""Model: one model of the server, and the state that it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from nanoengine.serve.front.catalogue import Source
+from nanoengine.serve.front.child import Child
+from nanoengine.serve.front.headers import Headers, read_headers
+from nanoengine.serve.front.memory import PROCESS_BYTES, resident
+
+MAX_PAUSE_SECONDS = 300.0
+"""The longest pause after a load that failed; the first is a second, and each further one twice as long."""
+
+
+class State(Enum):
+    """Of a model; the values are for people."""
+
+    NOT_LOADED = "not loaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+    UNLOADING = "unloading"
+
+
+@dataclass(eq=False)
+class Model:
+    """A model, loaded or not; used on the event loop of the front.
+
+    Attributes:
+        source: what is loaded.
+        is_pinned: it stays loaded.
+        keep_alive: seconds after its last request until it is unloaded.
+        child: its process, while there is one.
+        need: bytes of memory for that process.
+        served: what its server says in /v1/models: the model and its adapters.
+        num_running: requests that it answers, or that wait for it.
+        last_request: their order among all models.
+        expires_at: time.time() at which it is unloaded; None: not by the clock.
+        num_failures: loads that failed since one went well.
+        reason: of the last failure.
+        retry_at: time.monotonic() before which it is not loaded again by a request.
+        headers: what its files say, once they were read; `unreadable`: why they cannot be.
+        lock: held during a load and an unload.
+        clock: unloads it.
+    """
+
+    source: Source
+    is_pinned: bool = False
+    keep_alive: float = 0.0
+    state: State = State.NOT_LOADED
+    child: Child | None = None
+    need: int = 0
+    served: list[dict[str, Any]] = field(default_factory=list)
+    num_running: int = 0
+    last_request: int = 0
+    expires_at: float | None = None
+    num_failures: int = 0
+    reason: str = ""
+    retry_at: float = 0.0
+    headers: Headers | None = None
+    unreadable: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    clock: asyncio.TimerHandle | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.state is State.LOADED
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def names(self) -> list[str]:
+        """Its name, and those of its adapters."""
+        return [str(one["id"]) for one in self.served] or [self.name, *self.source.adapters]
+
+    async def read(self) -> Headers | None:
+        """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
+        if self.headers is None and not self.unreadable:
+            try:
+                self.headers = await asyncio.to_thread(read_headers, self.source)
+            except Exception as error:  # whatever is wrong with the files
+                self.unreadable = str(error) or type(error).__name__
+        return self.headers
+
+    @property
+    def progress(self) -> float:
+        """The part of its memory that a load has filled, from 0 to 1."""
+        if self.state is not State.LOADING or self.child is None:
+            return float(self.state is State.LOADED)
+        weights = max(1, self.headers.weight_bytes(self.source.config) if self.headers else 1)
+        return min(max(0.0, (resident(self.child.pid) - PROCESS_BYTES // 2) / weights), 0.99)
+
+    def stop_clock(self) -> None:
+        if self.clock is not None:
+            self.clock.cancel()
+        self.clock = self.expires_at = None
+
+    def failed(self, reason: str) -> None:
+        """A load failed."""
+        self.state, self.child, self.served, self.reason = State.FAILED, None, [], reason
+        self.retry_at = time.monotonic() + min(2.0 ** min(self.num_failures, 10), MAX_PAUSE_SECONDS)
+        self.num_failures += 1
+
+    def gone(self, reason: str = "") -> None:
+        """Its process has ended."""
+        self.state, self.child, self.served, self.reason = State.NOT_LOADED, None, [], reason
+        self.expires_at = None

@@ -1,0 +1,149 @@
+"""Relay: passes a request on to the process of its model, and the answer back, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from nanoengine.serve.front.child import Child
+from nanoengine.serve.front.model import Model
+from nanoengine.serve.front.shapes import last_event, media_type, ping
+from nanoengine.serve.front.upstream import HOP_BY_HOP, Headers, NoAnswer, request
+from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
+from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
+from nanoengine.serve.server.http import CONNECTION
+from nanoengine.serve.server.jobs import until_gone
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID, SENT
+
+if TYPE_CHECKING:
+    from nanoengine.serve.front.front import Front
+
+NOT_PASSED_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-api-key", b"x-request-id"}
+NOT_PASSED_ON |= {CLIENT_HEADER, b"proxy-authorization", b"proxy-connection"}
+"""Headers of a request that the front has read, or writes itself."""
+
+NOT_PASSED_BACK = frozenset((b"x-request-id", b"date", b"server"))
+"""Headers of an answer that the front writes itself."""
+
+
+ENDED_SECONDS = 1.0
+"""In which the end of a process is known after that of its connections."""
+
+
+def headers_for_child(scope: Scope) -> Headers:
+    """Those of a client's request, and who it is."""
+    headers = [header for header in scope["headers"] if header[0] not in NOT_PASSED_ON]
+    client, request_id = scope[CLIENT].encode("latin-1"), scope[REQUEST_ID].encode()
+    return [*headers, (CLIENT_HEADER, client), (b"x-request-id", request_id)]
+
+
+class Outgoing:
+    """The answer to a client, as far as it was sent."""
+
+    def __init__(self, scope: Scope, send: Send):
+        self._scope, self._send = scope, send
+        self.has_begun = self._is_chunked = False
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        self._is_chunked = all(name != b"content-length" for name, _ in headers)
+        if self._scope["http_version"] == "1.0" and self._is_chunked:
+            self._send = self._scope[CONNECTION].without_chunks(self._send)
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a piece of a stream at once; False: it was not written, because the client does not read so fast."""
+        if not (self._is_chunked and self._scope[CONNECTION].write_now(body)):
+            return False
+        self._scope[SENT] += len(body)
+        return True
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+@dataclass
+class Relay:
+    """The answer to one request, as an ASGI application.
+
+    Args:
+        front: of all models.
+        model: that the request names.
+        body: of the request.
+        is_stream: the answer is a stream: it has pings while the model loads.
+        keep_alive: seconds, see `Loader.using`.
+    """
+
+    front: Front
+    model: Model
+    body: bytes
+    is_stream: bool = False
+    keep_alive: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outgoing = Outgoing(scope, send)
+        work, gone = (asyncio.ensure_future(one) for one in (self._answer(scope, outgoing), until_gone(receive)))
+        gone.add_done_callback(lambda _: work.cancel())
+        try:
+            await work
+        except (Problem, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                if not gone.done():  # the server ends
+                    raise
+                error = Problem(499, "the client is gone")
+            if not outgoing.has_begun:
+                raise error from None
+            scope[REASON] = error.message
+            if self.is_stream:  # otherwise uvicorn closes the connection: the answer is not whole
+                await outgoing.write(last_event(scope["path"], error.table(scope["path"])), more=False)
+        finally:
+            gone.cancel()
+
+    async def _answer(self, scope: Scope, outgoing: Outgoing) -> None:
+        with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
+            child = await self._child(scope["path"], outgoing)
+            try:
+                await self._relay(child, scope, outgoing)
+            except NoAnswer as error:
+                await asyncio.wait({child.ended}, timeout=ENDED_SECONDS)
+                reason = child.reason if child.ended.done() else str(error)
+                message = f"the model {self.model.name} does not answer: {reason}; ask again"
+                raise Problem(503, message, headers=RETRY_AFTER) from error
+
+    async def _relay(self, child: Child, scope: Scope, outgoing: Outgoing) -> None:
+        query = scope["query_string"].decode("latin-1")
+        target = quote(scope["path"]) + (f"?{query}" if query else "")
+        async with request(child.socket, scope["method"], target, headers_for_child(scope), self.body) as answer:
+            if not outgoing.has_begun:
+                await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
+            elif answer.status != HTTPStatus.OK:
+                error = last_event(scope["path"], msgspec.json.decode(await answer.body()))
+                await outgoing.write(error, more=False)
+                return
+            answer.write_now = outgoing.write_now
+            async for piece in answer.pieces():
+                await outgoing.write(piece)
+        await outgoing.write(b"", more=False)
+
+    async def _child(self, path: str, outgoing: Outgoing) -> Child:
+        """The process of the model, once it is loaded. Raises Problem: it cannot be, or not in time."""
+        loading, limit = asyncio.ensure_future(self.front.loader.loaded(self.model)), self.front.limits.load_timeout
+        try:
+            while not (await asyncio.wait({loading}, timeout=PING_SECONDS if self.is_stream else limit))[0]:
+                if not self.is_stream:
+                    message = (
+                        f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout): try again later"
+                    )
+                    raise Problem(503, message, headers=RETRY_AFTER)
+                if not outgoing.has_begun:
+                    await outgoing.begin(HTTPStatus.OK, [(b"content-type", media_type(path)), *HEADERS])
+                await outgoing.write(ping(path))
+            return loading.result()
+        finally:
+            loading.cancel()

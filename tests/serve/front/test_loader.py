@@ -1,0 +1,286 @@
+"""The loader alone: one load at a time, in the order of the requests, and room by the oldest request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nanoengine.core.config import EngineConfig
+from nanoengine.serve.front.catalogue import Source
+from nanoengine.serve.front.child import Child
+from nanoengine.serve.front.config import FrontConfig
+from nanoengine.serve.front.loader import Loader
+from nanoengine.serve.front.memory import PROCESS_BYTES, Memory
+from nanoengine.serve.front.model import Model, State
+from nanoengine.serve.front.upstream import NoAnswer
+from nanoengine.serve.server.errors import Problem
+
+MIB = 1 << 20
+NEED = PROCESS_BYTES + 100 * MIB
+
+
+class Toy:
+    """A process that is none: it is ready when a test says so."""
+
+    def __init__(self, name: str):
+        self.name, self.pid = name, -1
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.can_go_on, self.reason = asyncio.Event(), "its weights are broken"
+
+    async def ready(self) -> list[dict[str, Any]]:
+        waits = [asyncio.ensure_future(self.can_go_on.wait()), self.ended]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if self.ended.done():
+            raise NoAnswer(self.reason)
+        return [{"id": self.name}]
+
+    async def end(self, _: float) -> None:
+        await asyncio.sleep(0)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class House:
+    """A loader of models named by letters; each needs NEED bytes."""
+
+    def __init__(self, names: str = "abc", available: float = 9, pinned: str = "", **config: Any):
+        self.started: list[Toy] = []
+        self.is_quick = True
+        free = int(available * NEED)
+        checked = EngineConfig(model="nowhere", kv_cache_memory=100 * MIB)
+        models = [Model(Source(name, "nowhere", {}, checked), name in pinned) for name in names]
+        memory = Memory(3, lambda: free)  # processes that are none have touched nothing
+        self.loader = Loader(models, FrontConfig(**config), 1.0, memory, self._start)
+        self.models = {model.name: model for model in models}
+
+    async def _start(self, source: Source, _: dict[str, Any]) -> Child:
+        toy = Toy(source.name)
+        toy.pid = -len(self.started) - 1
+        self.started.append(toy)
+        if self.is_quick:
+            toy.can_go_on.set()
+        return cast("Child", toy)
+
+    async def use(self, name: str, until: Awaitable[Any] | None = None) -> None:
+        """A request, which lasts until something has happened."""
+        with self.loader.using(self.models[name]):
+            await self.loader.loaded(self.models[name])
+            if until is not None:
+                await until
+
+    @property
+    def loaded(self) -> str:
+        return "".join(name for name, model in self.models.items() if model.is_loaded)
+
+
+def run(test: Callable[[House], Awaitable[None]], **options: Any) -> House:
+    async def in_loop() -> House:
+        house = House(**options)
+        work = asyncio.create_task(house.loader.run())
+        try:
+            async with asyncio.timeout(10):
+                await test(house)
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+        return house
+
+    return asyncio.run(in_loop())
+
+
+async def a_while() -> None:
+    """Until all tasks that can go on have done so; headers are read in a thread."""
+    for _ in range(20):
+        await asyncio.sleep(0.002)
+
+
+def test_models_are_loaded_one_at_a_time_in_the_order_of_their_requests() -> None:
+    async def test(house: House) -> None:
+        house.is_quick = False
+        requests = [asyncio.create_task(house.use(name)) for name in "cabca"]
+        for count, name in enumerate("cab", 1):
+            await a_while()
+            assert [toy.name for toy in house.started] == list("cab"[:count])
+            assert house.models[name].state is State.LOADING
+            house.started[-1].can_go_on.set()
+        await asyncio.gather(*requests)
+
+    assert run(test).loaded == "abc"
+
+
+def test_who_hangs_up_leaves_the_line() -> None:
+    async def test(house: House) -> None:
+        house.is_quick = False
+        requests = [asyncio.create_task(house.use(name)) for name in "abc"]
+        await a_while()
+        requests[1].cancel()
+        await a_while()
+        house.started[0].can_go_on.set()
+        await a_while()
+        house.started[1].can_go_on.set()
+        await requests[2]
+        assert [toy.name for toy in house.started] == ["a", "c"]
+        assert house.models["b"].num_running == 0
+
+    run(test)
+
+
+def test_room_is_made_by_the_model_whose_last_request_is_the_oldest() -> None:
+    async def test(house: House) -> None:
+        for name in "abac":
+            await house.use(name)
+        assert house.loaded == "ac"
+        await house.use("b")
+        assert house.loaded == "bc"
+
+    run(test, max_loaded_models=2)
+    run(test, available=2.5)
+
+
+def test_nothing_that_runs_or_is_pinned_is_unloaded() -> None:
+    async def test(house: House) -> None:
+        end = asyncio.Event()
+        await house.use("a")
+        request = asyncio.create_task(house.use("b", end.wait()))
+        await a_while()
+        with pytest.raises(Problem) as refused:
+            await house.use("c")
+        assert refused.value.status == 503
+        assert refused.value.headers == {"retry-after": "1"}
+        for word in ("no room for the model c", "a has", "pinned", "b has", "1 requests"):
+            assert word in refused.value.message
+        assert house.loaded == "ab"
+        end.set()
+        await request
+        await house.use("c")
+        assert house.loaded == "ac"
+
+    run(test, max_loaded_models=2, pinned="a")
+    run(test, available=2.5, pinned="a")
+
+
+def test_nothing_is_unloaded_for_a_model_that_would_not_fit_even_then() -> None:
+    async def test(house: House) -> None:
+        for name in "ab":
+            await house.use(name)
+        large = EngineConfig(model="nowhere", kv_cache_memory=9 * NEED)
+        house.models["c"].source = replace(house.models["c"].source, config=large)
+        with pytest.raises(Problem, match="memory are missing"):
+            await house.use("c")
+        assert house.loaded == "ab"
+
+    run(test)
+
+
+def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -> None:
+    async def test(house: House) -> None:
+        house.is_quick = False
+        model = house.models["a"]
+        pauses = []
+        for count in range(4):
+            request = asyncio.create_task(house.loader.loaded(model, now=True))
+            await a_while()
+            house.started[count].ended.set_result(None)
+            with pytest.raises(Problem, match="failed to load: its weights are broken") as refused:
+                await request
+            assert refused.value.headers is not None
+            pauses.append(int(refused.value.headers["retry-after"]))
+            with pytest.raises(Problem, match="it is tried again in"):
+                await house.use("a")
+            assert len(house.started) == count + 1
+        assert pauses == [1, 2, 4, 8]
+        house.is_quick = True
+        await house.use("b")
+        await house.loader.loaded(model, now=True)
+        assert (model.state, model.num_failures, model.reason) == (State.LOADED, 0, "")
+
+    run(test)
+
+
+def test_a_load_has_a_limit() -> None:
+    async def test(house: House) -> None:
+        house.is_quick = False
+        with pytest.raises(Problem, match="load_timeout"):
+            await house.use("a")
+        assert house.started[0].ended.done()
+
+    run(test, load_timeout=0.05)
+
+
+def test_a_process_that_ends_by_itself_is_started_again_by_the_next_request() -> None:
+    async def test(house: House) -> None:
+        await house.use("a")
+        house.started[0].ended.set_result(None)
+        await a_while()
+        assert house.models["a"].state is State.NOT_LOADED
+        assert house.models["a"].reason == "its weights are broken"
+        await house.use("a")
+        assert len(house.started) == 2
+
+    run(test)
+
+
+def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
+    async def test(house: House) -> None:
+        model, end = house.models["a"], asyncio.Event()
+        with house.loader.using(model, math.inf):
+            request = asyncio.create_task(house.use("a", end.wait()))
+            await house.loader.loaded(model)
+        await a_while()
+        assert model.is_loaded  # the other request goes on
+        end.set()
+        await request
+        await a_while()
+        assert model.state is State.NOT_LOADED
+        with house.loader.using(model, math.inf):
+            await house.loader.loaded(model)
+        await a_while()
+        assert (model.state, model.expires_at) == (State.LOADED, None)
+
+    run(test, keep_alive="0")
+
+
+def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
+    async def test(house: House) -> None:
+        await house.use("a")
+        unload = asyncio.create_task(house.loader.unload(house.models["a"]))
+        await asyncio.sleep(0)
+        assert house.models["a"].state is State.UNLOADING
+        await house.use("a")
+        await unload
+        assert (house.loaded, len(house.started)) == ("a", 2)
+
+    run(test)
+
+
+def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
+    async def test(house: House) -> None:
+        await house.use("a")
+        house.is_quick = False
+        request = asyncio.create_task(house.use("b"))
+        await a_while()
+        await house.loader.close()
+        with pytest.raises(Problem, match="shutting down"):
+            await request
+        assert all(toy.ended.done() for toy in house.started)
+
+    run(test)
+
+
+def test_an_unknown_name_is_told_what_is_near() -> None:
+    house = SimpleNamespace()
+
+    async def test(made: House) -> None:
+        house.loader = made.loader
+
+    run(test, names=["qwen-coder", "smollm"])
+    assert house.loader.find("smollm:latest").name == "smollm"
+    with pytest.raises(Problem, match="did you mean 'qwen-coder'") as refused:
+        house.loader.find("qwen-code")
+    assert (refused.value.status, refused.value.param) == (404, "model")
