@@ -47,8 +47,8 @@ SERVER_DEFAULTS = (
 
 def named_plugins(arguments: Sequence[str]) -> PluginOptions:
     """The plugins that a command line names, or else its file of options: theirs must be known before it is parsed."""
-    found = early_values(arguments, "--plugins", "--config")
-    names = found.plugins or (read_options(found.config[0]).get("plugins") if found.config else None)
+    early = early_values(arguments, "--plugins", "--config")
+    names = early.plugins or (read_options(early.config[0]).get("plugins") if early.config else None)
     return PluginOptions(plugins=(names,) if isinstance(names, str) else names)
 
 

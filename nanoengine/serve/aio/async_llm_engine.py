@@ -102,9 +102,9 @@ class AsyncLLMEngine:
             parts.append(build())
             return parts[0].engine
 
-        own = cls(make)
-        own.built = parts[0]
-        return own
+        running = cls(make)
+        running.built = parts[0]
+        return running
 
     # ---- for callers on an event loop
 
@@ -268,10 +268,10 @@ class AsyncLLMEngine:
 
     def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
         """Abort a request; with a stream its own, and no other of the same id."""
-        own = self._streams.get(request_id)
-        if own is None or (stream is not None and stream is not own):
+        running = self._streams.get(request_id)
+        if running is None or (stream is not None and stream is not running):
             return
-        if self.engine.abort(request_id) and (news := self._news(own.request)):
+        if self.engine.abort(request_id) and (news := self._news(running.request)):
             self._send([news], waits=False)
 
     def _call(self, function: Callable[[LLMEngine], T], answer: Future[T]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from nanoengine.serve.chat.answer import Piece
+from nanoengine.serve.chat.answer import AnswerPiece
 from nanoengine.serve.chat.session import SETTINGS, ChatError, Session
 
 QUOTED = re.compile(r'(/\w+\s+)?"""((?:(?!""").)*)(""")?', re.DOTALL)
@@ -18,7 +18,7 @@ class Reply(NamedTuple):
     """The result of a line: words for the user, an answer of the model, or the end of the chat."""
 
     words: str = ""
-    answer: Generator[Piece, None, None] | None = None
+    answer: Generator[AnswerPiece, None, None] | None = None
     is_over: bool = False
 
 
@@ -57,7 +57,7 @@ def reply(session: Session, line: str) -> Reply:
 
 
 def _help(_: Session, __: str) -> Reply:
-    rows = [f"  {f'{name} {own.takes}':<18} {own.does}" for name, own in COMMANDS.items()]
+    rows = [f"  {f'{name} {command.takes}':<18} {command.does}" for name, command in COMMANDS.items()]
     return Reply("\n".join([*rows, *KEYS]))
 
 
