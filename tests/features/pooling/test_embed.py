@@ -18,11 +18,12 @@ from nanoengine import LLM, PoolingParams, SamplingParams
 from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NotFiniteLogits, StepFailed
 from nanoengine.features.pooling.outputs import EmbeddingOutput
+from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.kernels.native.support import unsupported_reason
-from tests.e2e.small_engine import Broken, open_llm, raise_at, sabotage
+from tests.e2e.small_engine import Broken, finish, open_llm, raise_at, sabotage, step
 from tests.models.families import family_checkpoint
 from tests.models.gguf.written import tiny_model, write_gguf
-from tests.support import byte_tokenizer, model_runner, tiny_checkpoint
+from tests.support import byte_tokenizer, fill_kv_with_nan, model_runner, tiny_checkpoint
 
 Vector = np.ndarray[Any, Any]
 
@@ -68,6 +69,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMON = [(3 * i + 1) % 200 for i in range(90)]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_prompts_in_chunks_and_after_preemption_have_the_bits_that_they_have_alone(
+    folder: Path, async_scheduling: bool
+) -> None:
+    """Beside texts that take their blocks. In all ways of running: tests/e2e/one_number.py."""
+    prompts = [COMMON[i : i + 40] for i in range(0, 40, 10)]
+    with open_llm(folder, max_model_len=120, enable_prefix_caching=False) as llm:
+        alone = [embed(llm, [prompt], params)[0] for prompt in prompts for params in WAYS]
+    options = {"max_num_batched_tokens": 13, "scheduling_policy": "mixed", "num_kv_blocks": 10, "max_num_seqs": 4}
+    with open_llm(folder, max_model_len=120, async_scheduling=async_scheduling, **options) as llm:
+        fill_kv_with_nan(llm)
+        texts = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        beside = [llm.engine.make_request(COMMON[i : i + 20], texts) for i in range(3)]
+        made = [llm.engine.make_request(prompt, params, priority=1) for prompt in prompts for params in WAYS]
+        for request in (*beside, *made):
+            llm.engine.submit(request)
+            step(llm, 1)
+        finish(llm)
+        assert llm.engine.scheduler.num_preemptions > 0
+        for request, expected in zip(made, alone, strict=True):
+            assert equal(request.sequences[0].state[EMBEDDING], expected)
 
 
 def test_a_mean_is_of_all_tokens_though_the_cache_has_some(folder: Path) -> None:
