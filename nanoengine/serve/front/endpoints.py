@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nanoengine.serve.front import listing, operations
 from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.relay import Relay
-from nanoengine.serve.server import endpoints as of_one
-from nanoengine.serve.server.endpoint import LINES, Access, Endpoint
 from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.http import endpoints as of_one
+from nanoengine.serve.server.http.endpoint import LINES, Access, Endpoint
 
 OF_LOADED = ("/view", "/abort_requests", "/reset_prefix_cache", "/restart_replicas")
 """Paths that concern what a loaded model has."""

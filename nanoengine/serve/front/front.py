@@ -26,13 +26,13 @@ from nanoengine.serve.front.loader import MAX_NAMES, Loader
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
+from nanoengine.serve.server.admission.quota import Quota
+from nanoengine.serve.server.admission.work_share import WorkShare
+from nanoengine.serve.server.bodies.fields import Body, Ignored
+from nanoengine.serve.server.bodies.reading import SLOW_BYTES, body_of, parse
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.serve.server.fields import Body, Ignored
-from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.reading import SLOW_BYTES, body_of, parse
 from nanoengine.serve.server.scope import CLIENT, HELD
-from nanoengine.serve.server.work_share import WorkShare
 
 logger = logging.getLogger("nanoengine.serve.front")
 

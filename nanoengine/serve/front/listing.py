@@ -13,9 +13,9 @@ from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.memory import resident
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.relay import Relay
-from nanoengine.serve.server.answers import json_response
+from nanoengine.serve.server.apis.json_response import json_response
+from nanoengine.serve.server.apis.ollama.chat import NEVER, abilities
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.ollama import NEVER, abilities
 
 VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
 """Names of llama.cpp's router; others are as they are."""

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from nanoengine.serve.front.front import Envelope, Front
 from nanoengine.serve.front.metrics import merged
-from nanoengine.serve.server.answers import json_response
+from nanoengine.serve.server.apis.json_response import json_response
+from nanoengine.serve.server.apis.ollama.chat import loaded_answer
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
 from nanoengine.serve.server.metrics import CONTENT_TYPE
-from nanoengine.serve.server.ollama import loaded_answer
 
 EMPTY = (b"", b'""', b"[]", b"null")
 

@@ -15,11 +15,10 @@ from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.shapes import last_event, media_type, ping
 from nanoengine.serve.front.upstream import HOP_BY_HOP, Headers, NoAnswer, request
-from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
+from nanoengine.serve.server.apis.event_stream import HEADERS, PING_SECONDS
 from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
-from nanoengine.serve.server.http import CONNECTION
 from nanoengine.serve.server.jobs import until_gone
-from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID, SENT
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, CONNECTION, REQUEST_ID, SENT
 
 if TYPE_CHECKING:
     from nanoengine.serve.front.front import Front

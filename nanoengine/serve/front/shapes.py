@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoengine.serve.server.answers import COMMENT, DONE, encode
-from nanoengine.serve.server.messages import MessagesWriter
-from nanoengine.serve.server.ollama import OllamaWriter
+from nanoengine.serve.server.apis.anthropic import MessagesWriter
+from nanoengine.serve.server.apis.event_stream import COMMENT, DONE
+from nanoengine.serve.server.apis.json_response import encode
+from nanoengine.serve.server.apis.ollama.chat import OllamaWriter
 
 
 def media_type(path: str) -> bytes:

@@ -25,6 +25,9 @@ SENT = "nanoengine.sent"
 ADAPTER = "nanoengine.adapter"
 """The adapter that the request names as its model, if it names one."""
 
+CONNECTION = "nanoengine.connection"
+"""The key of the ASGI scope with the `BoundedHTTP` of the request."""
+
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """An id for an answer: the prefix, and the id of the request: of its header, of its body, or ours."""

@@ -26,11 +26,11 @@ from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
 from nanoengine.serve.server.errors import CUT_OFF, Problem
+from nanoengine.serve.server.http.app import http_settings
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.served_model import Serving
 
 logger = logging.getLogger("nanoengine.serve.server")
 

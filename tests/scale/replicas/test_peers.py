@@ -21,7 +21,7 @@ from nanoengine.scale.replicas.messages import CompletionDelta, End, Failed, Pin
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.served_model import Serving
 from tests.core.toys import ToyModel, make_engine
 from tests.scale.worker.peers import FAULTS, Fault, Peer, dead, silent
 from tests.serve.aio.toys import LogprobListener

@@ -16,11 +16,11 @@ import uvicorn
 
 from nanoengine.builder import Built
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.serve.server.app import http_settings
+from nanoengine.serve.server.admission.quota import Quota
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG
-from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.http.app import http_settings
+from nanoengine.serve.server.served_model import Serving
 from tests.serve.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.serve.server.events import read_events
 

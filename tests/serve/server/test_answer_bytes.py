@@ -8,7 +8,7 @@ import pytest
 
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.server.answer_bytes import answer_bytes
+from nanoengine.serve.server.admission.answer_bytes import answer_bytes
 from tests.serve.server.conftest import MakeServer
 
 TEXT = "a\u0001\U0001f99c" * 20

@@ -12,8 +12,8 @@ import pytest
 
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.features.structured.structured import Structured
-from nanoengine.serve.server.app import make_app
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.http.app import make_app
+from nanoengine.serve.server.served_model import Serving
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.in_process import post
 from tests.serve.server.interfaces import INTERFACES

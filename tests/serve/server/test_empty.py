@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.fields import SAID_BY_EMPTY
+from nanoengine.serve.server.bodies.fields import SAID_BY_EMPTY
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
 from tests.serve.server.test_any_body import CALL, DOORS, FUNCTION

@@ -15,8 +15,8 @@ from nanoengine.errors import (
     NoTokenLeft,
     StepFailed,
 )
+from nanoengine.serve.server.bodies.chat_encoder import check_turns
 from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.text import check_turns
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, RESPONSES
 from tests.serve.server.running import Server

@@ -22,12 +22,12 @@ import pytest
 
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.structured import StepMasks
-from nanoengine.serve.server.app import make_app
+from nanoengine.serve.server.admission.fair_thread_pool import Turns
+from nanoengine.serve.server.admission.text_threads import TextThreads
+from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.reading import SLOW_BYTES, TURNS
-from nanoengine.serve.server.serving import Serving
-from nanoengine.serve.server.text import TextThreads
-from nanoengine.serve.server.turns import Turns
+from nanoengine.serve.server.http.app import make_app
+from nanoengine.serve.server.served_model import Serving
 from tests.serve.server.in_process import post
 from tests.serve.server.parrot import TEMPLATE, build, save_tokenizer
 from tests.serve.server.running import Server

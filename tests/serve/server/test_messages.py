@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nanoengine.serve.server.apis.anthropic import MessagesRequest
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.messages import MessagesRequest
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.interfaces import MESSAGES
 from tests.serve.server.running import Server

@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.serve.server.admission.work_share import WorkShare
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.middleware import Identify
-from nanoengine.serve.server.work_share import WorkShare
+from nanoengine.serve.server.http.middleware import Identify
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import build
 from tests.serve.server.running import Server, read_all, until

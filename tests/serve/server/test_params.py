@@ -7,10 +7,10 @@ import pytest
 
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError
 from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.serve.server.bodies.params import sampling_params, truncate
+from nanoengine.serve.server.bodies.protocol import CompletionRequest
+from nanoengine.serve.server.bodies.structured import named_as_sent
 from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.params import sampling_params, truncate
-from nanoengine.serve.server.protocol import CompletionRequest
-from nanoengine.serve.server.structured import named_as_sent
 
 
 def request(**fields: object) -> CompletionRequest:

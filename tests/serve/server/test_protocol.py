@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from nanoengine.errors import shown
+from nanoengine.serve.server.bodies.fields import IGNORED, MAX_IGNORED_NAMES, NEUTRAL, Ignored, without_unknown
+from nanoengine.serve.server.bodies.protocol import ChatRequest, CompletionRequest, Generation
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.fields import IGNORED, MAX_IGNORED_NAMES, NEUTRAL, Ignored, without_unknown
-from nanoengine.serve.server.protocol import ChatRequest, CompletionRequest, Generation
 from tests.serve.server.running import Answer, Server
 
 PATHS: dict[str, type[Generation]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.serve.server.admission.quota import Quota
+from nanoengine.serve.server.apis.json_response import PIECE_BYTES, in_pieces
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.pieces import PIECE_BYTES, in_pieces
-from nanoengine.serve.server.quota import Quota
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.running import Server, until
 

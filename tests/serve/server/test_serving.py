@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.prompts import CHARS_OF_A_STEP
+from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from tests.serve.server.conftest import LIMITS, Held, MakeServer
 from tests.serve.server.running import Answer, Server, in_thread, post_bytes, until
 

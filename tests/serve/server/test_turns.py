@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.turns import Turns
+from nanoengine.serve.server.admission.fair_thread_pool import Turns
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.running import Server, in_thread, until
 
