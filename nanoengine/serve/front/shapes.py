@@ -24,7 +24,7 @@ def ping(path: str) -> bytes:
 
 def last_event(path: str, error: Any) -> bytes:
     """The end of a stream whose request failed after its first ping. `error`: the body of the answer otherwise, as
-    `Problem.table` makes it.
+    `APIError.table` makes it.
     """
     if path.startswith("/api/"):
         return encode(error) + b"\n"

@@ -31,5 +31,5 @@ CONNECTION = "nanoengine.connection"
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """An id for an answer: the prefix, and the id of the request: of its header, of its body, or ours."""
-    own = http.scope[REQUEST_ID]
-    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"
+    server_id = http.scope[REQUEST_ID]
+    return f"{prefix}{server_id if 'x-request-id' in http.headers else request_id or server_id}"

@@ -1,4 +1,4 @@
-"""Serving: the state that all endpoints share: the engine, its tokenizer, the jobs that run, and the admission of requests."""
+"""ServedModel: the state of all endpoints: the engine, its tokenizer, the running jobs, and the admission of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.observability.view import view_of_engine
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.server.admission.fair_thread_pool import Turns
+from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from nanoengine.serve.server.admission.quota import Holding, Quota
 from nanoengine.serve.server.admission.text_threads import TextThreads
 from nanoengine.serve.server.admission.work_share import WorkShare
@@ -32,13 +32,13 @@ from nanoengine.serve.server.bodies.protocol import Generation, Queued
 from nanoengine.serve.server.bodies.reading import S, check_size, read
 from nanoengine.serve.server.bodies.structured import is_structured, named_as_sent
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.serve.server.jobs import Job, Jobs, overdue, until_gone
+from nanoengine.serve.server.errors import RETRY_AFTER, APIError
+from nanoengine.serve.server.jobs import Job, Jobs, disconnected, overdue
 from nanoengine.serve.server.metrics import render_metrics
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.model_names import ModelNames
 from nanoengine.serve.server.scope import ADAPTER, CLIENT, HELD
-from nanoengine.serve.server.timed_cache import Cached
+from nanoengine.serve.server.timed_cache import TimedCache
 from nanoengine.serve.server.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ VIEW_SECONDS = 0.1
 """The age of the view that the page shows, at most."""
 
 
-class Serving:
+class ServedModel:
     """One model, served.
 
     Args:
@@ -82,8 +82,8 @@ class Serving:
         self.on_gpu = built.config.device != "cpu" and torch.cuda.is_available()
         self.max_model_len = built.engine.max_model_len
         self.root = name
-        own = built.capabilities.get("lora")
-        self.adapters: Adapters | None = None if own is None else own.adapters
+        lora = built.capabilities.get("lora")
+        self.adapters: Adapters | None = None if lora is None else lora.adapters
         self.names = ModelNames(config.served_model_name or (short_name(name),), self.adapters)
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
@@ -91,28 +91,28 @@ class Serving:
         time_share = None if fairness is None else fairness.time
         self.work_share = WorkShare(spent={} if time_share is None else time_share.accounts.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
-        self.turns = Turns(2, 1, self.work_share)  # for grammars
+        self.grammar_threads = FairThreadPool(2, 1, self.work_share)  # for grammars
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
         self.ignored = Ignored()
-        of_bytes, of_places = Quota.of_bytes, Quota.of_places
+        of_bytes, of_positions = Quota.of_bytes, Quota.of_positions
         most, hint = config.max_held_body_bytes, "ask for fewer tokens, log probabilities or completions"
         self.bodies = of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
         self.answers = of_bytes(config.max_answer_bytes, "max_answer_bytes", "this answer may take {}", hint)
-        # Of completions without a token:
-        self.sequences = of_places(max(1, config.max_waiting), "max_waiting", "prompts times n are {}", "sequences")
+        # Of sequences that have produced no token yet:
+        self.sequences = of_positions(max(1, config.max_waiting), "max_waiting", "prompts times n are {}", "sequences")
         needs = "this request may take {}, its prompts and max_tokens times n"
-        self.tokens = of_places(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
-        self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
-        self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
+        self.tokens = of_positions(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
+        self.metrics_text = TimedCache(self._render_metrics, METRICS_SECONDS)
+        self.summed_metrics_text = TimedCache(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         view = getattr(
             self.metrics, "view", partial(view_of_engine, observer=self.metrics)
         )  # replicas tell their views
-        self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
+        self.view = TimedCache(lambda: self.engine.call(view), VIEW_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
-        self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes
+        self.has_tenants = num_keys > 1 or config.separate_addresses  # without common cached prefixes
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # options of the K/V cache, as labels of a metric
         self._num_preparing = 0  # sequences whose text is being encoded
@@ -131,7 +131,7 @@ class Serving:
     @property
     def name(self) -> str:
         """The name of the model in answers."""
-        return self.names.own[0]
+        return self.names.of_model[0]
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
         """The body of a request, for a model that is served here. Raises as `reading.read` and `check_size`."""
@@ -163,9 +163,9 @@ class Serving:
         return "the server is shutting down" if self.is_draining else None
 
     def check_open(self) -> None:
-        """Raise a Problem if no requests are served."""
+        """Raise an APIError if no requests are served."""
         if (reason := self.closed_because) is not None:
-            raise Problem(503, reason, headers=RETRY_AFTER if self.engine.error is None else None)
+            raise APIError(503, reason, headers=RETRY_AFTER if self.engine.error is None else None)
 
     async def start(
         self,
@@ -190,7 +190,7 @@ class Serving:
             size: the most bytes that the answer takes.
 
         Raises:
-            Problem: too many, or no room.
+            APIError: too many, or no room.
             InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
         """
         config = self.config
@@ -199,16 +199,16 @@ class Serving:
             ("prompt", num_prompts, "max_prompts"),
         ):
             if value > (limit := getattr(config, option)):
-                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
+                raise APIError(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
         num_sequences = num_prompts * params.num_sequences
         client, num_waiting = http.scope[CLIENT], self.engine.num_waiting + self._num_preparing
         sequences = self._admit(self.sequences, "max_num_queued_reqs", http, num_sequences, num_waiting)
 
-        def make(prompts: Sequence[list[int]], own_params: CoreSamplingParams) -> list[Request]:
+        def make(prompts: Sequence[list[int]], final_params: CoreSamplingParams) -> list[Request]:
             requests = [
                 self.engine.make_request(
                     truncate(prompt, request, self.max_model_len),
-                    own_params,
+                    final_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",
                     priority=request.priority or 0,
@@ -218,32 +218,31 @@ class Serving:
             ]
             if (adapter := http.scope.get(ADAPTER)) is not None:
                 assert self.adapters is not None
-                for own in requests:
-                    self.adapters.use(own, adapter)
+                for each in requests:
+                    self.adapters.use(each, adapter)
             return requests
 
         def begin() -> Generator[None, None, list[Request] | Callable[[], list[Request]]]:
             """The requests; or a function that makes them, because it may have to compile a grammar."""
-            prompts, own_params = yield from encode()
-            making = partial(make, prompts, own_params)
-            return making() if getattr(own_params, "structured_outputs", None) is None else making
+            prompts, final_params = yield from encode()
+            making = partial(make, prompts, final_params)
+            return making() if getattr(final_params, "structured_outputs", None) is None else making
 
         self._num_preparing += num_sequences
         try:
             with named_as_sent(request):
-                found = await self.while_there(http, self.text.finish(begin()))
-                if not isinstance(found, list):
-                    found = await self.while_there(http, self.turns.run(client, found))
-            requests = found
-            sizes = {own: most_tokens(own, self.max_model_len) for own in requests}
+                requests = await self.while_there(http, self.text.finish(begin()))
+                if not isinstance(requests, list):
+                    requests = await self.while_there(http, self.grammar_threads.run(client, requests))
+            sizes = {each: most_tokens(each, self.max_model_len) for each in requests}
             num_tokens, is_alone = sum(sizes.values()), not self.engine.num_waiting
             tokens = self._admit(self.tokens, "max_num_queued_tokens", http, num_tokens, 0 if is_alone else None)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
 
             def begun(request: Request) -> None:
                 """One of its completions waits no more."""
-                sequences.give_back(1)
-                tokens.give_back(sizes[request] // request.params.num_sequences)
+                sequences.release(1)
+                tokens.release(sizes[request] // request.params.num_sequences)
 
             interval = None
             if isinstance(request, Generation) and request.stream:
@@ -257,7 +256,7 @@ class Serving:
         self.check_open()
         try:
             return http.scope[HELD].enter_context(quota.hold(http.scope[CLIENT], size, total))
-        except Problem as problem:
+        except APIError as problem:
             self.num_rejected[reason] += problem.status == 503
             raise
 
@@ -265,15 +264,15 @@ class Serving:
         """The result of some work, which is cancelled when the client hangs up, and after `request_timeout` seconds.
 
         Raises:
-            Problem: the client is gone, or the time is over.
+            APIError: the client is gone, or the time is over.
         """
-        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(http.receive))
+        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(http.receive))
         try:
             timeout = self.config.request_timeout
             await asyncio.wait((making, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if making.done():
                 return making.result()
-            raise Problem(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
+            raise APIError(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
         finally:
             gone.cancel()
             making.cancel()
@@ -310,7 +309,7 @@ class Serving:
         """End the engine and its threads; waits for the step that runs."""
         self.engine.close()
         self.text.close()
-        self.turns.close()
+        self.grammar_threads.close()
 
 
 def most_tokens(request: Request, max_model_len: int) -> int:

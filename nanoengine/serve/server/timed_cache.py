@@ -1,4 +1,4 @@
-"""Cached: the result of an asynchronous function, kept for some seconds, so that many callers cost the engine one call."""
+"""TimedCache: the result of an asynchronous function, cached for some seconds, so that many callers cost the engine one call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Cached(Generic[T]):
-    """Used on one event loop. Callers at the same time share one call.
+class TimedCache(Generic[T]):
+    """Used on one event loop. Concurrent callers wait for one call.
 
     Args:
         make: makes the value.

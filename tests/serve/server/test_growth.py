@@ -22,12 +22,12 @@ import pytest
 
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.structured import StepMasks
-from nanoengine.serve.server.admission.fair_thread_pool import Turns
+from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from nanoengine.serve.server.admission.text_threads import TextThreads
 from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.http.app import make_app
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 from tests.serve.server.in_process import post
 from tests.serve.server.parrot import TEMPLATE, build, save_tokenizer
 from tests.serve.server.running import Server
@@ -77,10 +77,10 @@ def counter() -> tuple[list[int], Callable[[FrameType, str, Any], None]]:
     return count, profile
 
 
-class Counted:
+class ClientUsage:
     """A server whose work is counted: its application on an event loop of this thread, with threads of its own."""
 
-    def __init__(self, serving: Serving):
+    def __init__(self, serving: ServedModel):
         self.serving = copy.copy(serving)
         self.app = make_app(self.serving)
 
@@ -92,7 +92,7 @@ class Counted:
         on_loop, profile_loop = counter()
         in_threads, profile_threads = counter()
         threading.setprofile(profile_threads)
-        serving.text, serving.turns = TextThreads(2), Turns(2, 1)
+        serving.text, serving.grammar_threads = TextThreads(2), FairThreadPool(2, 1)
         sys.setprofile(profile_loop)
         try:
             status, answer = await post(self.app, path, body)
@@ -100,16 +100,16 @@ class Counted:
             sys.setprofile(None)
             threading.setprofile(None)
             serving.text.close()
-            serving.turns.close()
+            serving.grammar_threads.close()
         return Work(on_loop[0] + in_threads[0], on_loop[0], status, answer)
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientUsage]:
     folder: Path = save_tokenizer(tmp_path_factory.mktemp("growth"), "{# <tool_call> #}" + TEMPLATE)
     config = ServerConfig(access_log=False)
-    serving = Serving(lambda: build(folder, max_model_len=1 << 14, num_blocks=1 << 13), config, "demo")
-    yield Counted(serving)
+    serving = ServedModel(lambda: build(folder, max_model_len=1 << 14, num_blocks=1 << 13), config, "demo")
+    yield ClientUsage(serving)
     serving.close()
 
 
@@ -167,7 +167,7 @@ def replaced(value: Any, key: Any, inner: Grown, size: int) -> Any:
     return found
 
 
-def check_growth(counted: Counted, path: str, body: Grown) -> str:
+def check_growth(counted: ClientUsage, path: str, body: Grown) -> str:
     """What is wrong with the work for this body; nothing, as a rule."""
     bodies = [msgspec.json.encode(body(size)) for size in SIZES]
     works = [counted.ask(path, own) for own in bodies]
@@ -184,10 +184,10 @@ def check_growth(counted: Counted, path: str, body: Grown) -> str:
 
 
 @pytest.mark.parametrize("path", DOORS)
-def test_work_grows_with_the_body_and_no_faster(counted: Counted, demo: Server, path: str) -> None:
+def test_work_grows_with_the_body_and_no_faster(counted: ClientUsage, demo: Server, path: str) -> None:
     kind, base = DOORS[path]
     if path in EMBEDDING:
-        counted = Counted(demo.serving)
+        counted = ClientUsage(demo.serving)
     ways = list(grown(base))
     ways += [
         lambda size, name=name, own=own: {**base, name: own(size)}  # type: ignore[misc]

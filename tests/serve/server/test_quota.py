@@ -11,7 +11,7 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.serve.server.admission.quota import Quota
 from nanoengine.serve.server.apis.json_response import PIECE_BYTES, in_pieces
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.running import Server, until
 
@@ -19,17 +19,17 @@ from tests.serve.server.running import Server, until
 def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
     budget = Quota.of_bytes(400, "max_answer_bytes", "this answer may take {}", "ask for fewer")
     with pytest.raises(
-        Problem, match=r"may take 101 .* have 100 bytes \(a quarter of max_answer_bytes\): ask for fewer"
+        APIError, match=r"may take 101 .* have 100 bytes \(a quarter of max_answer_bytes\): ask for fewer"
     ) as met:
         budget.check("a", 101, 101)
     assert met.value.status == 400
     with ExitStack() as held:
         for client in "abcd":
             held.enter_context(budget.hold(client, 60)).add(35)
-        with pytest.raises(Problem, match="95 bytes by you") as met:
+        with pytest.raises(APIError, match="95 bytes by you") as met:
             held.enter_context(budget.hold("a", 6))
         assert met.value.status == 429
-        with pytest.raises(Problem, match=r"380 bytes of 400 bytes \(max_answer_bytes\) are taken") as met:
+        with pytest.raises(APIError, match=r"380 bytes of 400 bytes \(max_answer_bytes\) are taken") as met:
             held.enter_context(budget.hold("e", 21))
         assert (met.value.status, met.value.headers) == (503, {"retry-after": "1"})
         held.enter_context(budget.hold("e", 20))
@@ -37,7 +37,7 @@ def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
 
 
 def test_places_are_for_one_client_but_a_part_of_them_that_each_of_the_others_has() -> None:
-    places = Quota.of_places(16)
+    places = Quota.of_positions(16)
 
     def take(client: str, size: int = 1) -> bool:
         has_room = places.has_room(client, size)
@@ -49,18 +49,18 @@ def test_places_are_for_one_client_but_a_part_of_them_that_each_of_the_others_ha
     opened = [take(f"c{i}") for i in range(20)]
     assert sum(opened) == 12, "twice as many as may be are the most"
     for client in ["a"] * 17 + ["b"] * 3 + [f"c{i}" for i in range(20)]:
-        places.give_back(client)
+        places.release(client)
     assert (places.total, places.of_clients) == (0, {})
 
 
 def test_what_a_request_gives_back_early_is_not_given_back_again() -> None:
-    places = Quota.of_places(16, "max_waiting", "prompts times n are {}", "sequences")
+    places = Quota.of_positions(16, "max_waiting", "prompts times n are {}", "sequences")
     with places.hold("a", 3) as held, places.hold("b", 1):
-        held.give_back(2)
+        held.release(2)
         assert (places.total, places.of_clients) == (2, {"a": 1, "b": 1})
-    held.give_back(1)  # of a request that has ended
+    held.release(1)  # of a request that has ended
     assert (places.total, places.of_clients) == (0, {})
-    with places.hold("a", 16, total=0), pytest.raises(Problem, match="20 sequences of 16 sequences") as met:
+    with places.hold("a", 16, total=0), pytest.raises(APIError, match="20 sequences of 16 sequences") as met:
         places.check("b", 3, 3, total=20)
     assert met.value.status == 503
 

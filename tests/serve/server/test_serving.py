@@ -211,15 +211,15 @@ def test_who_hangs_up_leaves_the_line_for_text_and_for_grammars(
     owner, name = (server.serving.engine, "make_request") if has_grammar else (server.serving.tokenizer, "encode")
     held = Held(monkeypatch, owner, name)
     if has_grammar:
-        turns, asked, first = server.serving.turns, (path, body | {"prompt": [65]}), [65]
+        turns, asked, first = server.serving.grammar_threads, (path, body | {"prompt": [65]}), [65]
     else:
         turns, asked, first = server.serving.text._turns[False], ("/tokenize", {"prompt": "first"}), "first"
     later = in_thread(server.post, *asked)
     held.wait()
     gone = server.connect(post_bytes(path, body))
-    until(lambda: turns._num_pieces.total() == 2)
+    until(lambda: turns._num_functions.total() == 2)
     gone.close()
-    until(lambda: turns._num_pieces.total() == 1)
+    until(lambda: turns._num_functions.total() == 1)
     held.let_go()
     assert later.result().status == 200
     assert held.asked == [first]

@@ -1,4 +1,4 @@
-"""Turns: work of which one piece may take a second, done beside all other work, and by every client in its turn."""
+"""FairThreadPool: threads for functions that may take a second, scheduled fairly among clients."""
 
 from __future__ import annotations
 
@@ -13,50 +13,49 @@ from nanoengine.serve.server.admission.work_share import WorkShare
 T = TypeVar("T")
 
 
-class Turns:
-    """A fair pool of threads: at most `of_client` pieces of a client are worked on at a time, and its next one waits in one line
-    with those of all others.
+class FairThreadPool:
+    """A thread pool that runs at most `of_client` functions of a client at a time; the next one waits in the common queue.
 
     Args:
-        num_threads: pieces that are worked on at once.
-        of_client: those of one client.
-        share: is charged with what the threads work.
+        num_threads: functions that run at once.
+        of_client: functions of one client that run at once.
+        accounts: charged with the seconds that the threads work.
     """
 
-    def __init__(self, num_threads: int, of_client: int, share: WorkShare | None = None) -> None:
-        self._share = WorkShare() if share is None else share
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="turns")
+    def __init__(self, num_threads: int, of_client: int, accounts: WorkShare | None = None) -> None:
+        self._accounts = WorkShare() if accounts is None else accounts
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="fair")
         self._free = asyncio.Semaphore(num_threads)
         self._of_client = of_client
         self._clients: dict[str, asyncio.Semaphore] = {}
-        self._num_pieces: Counter[str] = Counter()  # of each client, waiting or worked on
+        self._num_functions: Counter[str] = Counter()  # of each client, waiting or running
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
         """The result of a function, called in one of the threads."""
-        self._num_pieces[client] += 1
-        own = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
+        self._num_functions[client] += 1
+        of_client = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
         try:
-            async with own, self._free:
-                took: list[float] = []
-                piece = asyncio.get_running_loop().run_in_executor(self._pool, self._timed, function, took)
+            async with of_client, self._free:
+                seconds: list[float] = []
+                future = asyncio.get_running_loop().run_in_executor(self._pool, self._timed, function, seconds)
                 try:
-                    return await asyncio.shield(piece)
+                    return await asyncio.shield(future)
                 except asyncio.CancelledError:
-                    await asyncio.wait([piece])  # a thread cannot be stopped: its place is taken until it is done
+                    await asyncio.wait([future])  # a thread cannot be stopped: it is in use until the function returns
                     raise
                 finally:
-                    self._share.charge(client, sum(took))
+                    self._accounts.charge(client, sum(seconds))
         finally:
-            self._num_pieces[client] -= 1
-            if not self._num_pieces[client]:
-                del self._num_pieces[client], self._clients[client]
+            self._num_functions[client] -= 1
+            if not self._num_functions[client]:
+                del self._num_functions[client], self._clients[client]
 
-    def _timed(self, function: Callable[[], T], took: list[float]) -> T:
-        start = self._share.worked()
+    def _timed(self, function: Callable[[], T], seconds: list[float]) -> T:
+        start = self._accounts.worked()
         try:
             return function()
         finally:
-            took.append(self._share.worked() - start)
+            seconds.append(self._accounts.worked() - start)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

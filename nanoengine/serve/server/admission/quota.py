@@ -1,4 +1,4 @@
-"""Quota: how much clients hold of something that all share, each of them and in total, and whether there is room for more."""
+"""Quota: how much of a resource each client uses, and all in total, against limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nanoengine.serve.server.config import PART_OF_A_CLIENT
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.sizes import format_bytes
 
 PART_OF_A_NEWCOMER = 8
@@ -15,7 +15,7 @@ PART_OF_A_NEWCOMER = 8
 
 
 class Quota:
-    """Counted on the event loop.
+    """A limit of a resource, in total and of each client. Used on the event loop.
 
     Args:
         most: in total.
@@ -48,53 +48,53 @@ class Quota:
         return cls(most, most // PART_OF_A_CLIENT, 0, option, needs, hint, format_bytes)
 
     @classmethod
-    def of_places(cls, most: int, option: str = "", needs: str = "", unit: str = "") -> Quota:
-        """Of places in a queue and the like: a client may have all of them, but for the part of a newcomer."""
+    def of_positions(cls, most: int, option: str = "", needs: str = "", unit: str = "") -> Quota:
+        """Of queue positions and connections: a client may have all of them, but for the part of a newcomer."""
         return cls(most, None, most // PART_OF_A_NEWCOMER, option, needs, "ask for fewer", f"{{}} {unit}".format)
 
     def has_room(self, client: str, size: int = 1, total: int | None = None) -> bool:
         """Whether a client may have so much more. `total`: what all hold, where that is not what was counted here."""
-        own, total = self.of_clients[client] + size, (self.total if total is None else total) + size
-        if self.of_client is not None and own > self.of_client:
+        used, total = self.of_clients[client] + size, (self.total if total is None else total) + size
+        if self.of_client is not None and used > self.of_client:
             return False
-        return total <= self.most or (own <= self.of_newcomer and total <= 2 * self.most)
+        return total <= self.most or (used <= self.of_newcomer and total <= 2 * self.most)
 
     def take(self, client: str, size: int = 1) -> None:
         """Count so much more, whether or not there is room."""
         self.of_clients[client] += size
         self.total += size
 
-    def give_back(self, client: str, size: int = 1) -> None:
+    def release(self, client: str, size: int = 1) -> None:
         self.take(client, -size)
         if not self.of_clients[client]:
             del self.of_clients[client]
 
     @contextmanager
     def hold(self, client: str, size: int = 0, total: int | None = None) -> Iterator[Holding]:
-        """Hold so much for a request of a client, and more with `Holding.add`; all is given back at the end.
+        """Hold so much for a request of a client, and more with `Holding.add`; all is released at the end.
 
         Raises:
-            Problem: 400 if it can never fit, 429 if a client may not have so much at a time, 503 if there is no room for it now.
+            APIError: 400 if it can never fit, 429 if a client may not have so much at a time, 503 if there is no room for it now.
         """
-        own = Holding(self, client)
-        own.add(size, total)
+        holding = Holding(self, client)
+        holding.add(size, total)
         try:
-            yield own
+            yield holding
         finally:
-            own.give_back(own.size)
+            holding.release(holding.size)
 
     def check(self, client: str, size: int, whole: int, total: int | None = None) -> None:
         """See that there is room for `size` more of a request that has `whole` with them. Raises as `hold`."""
         if self.has_room(client, size, total):
             return
-        needs, own, say = self.needs.format(self.format(whole)), self.of_clients[client], self.format
+        needs, used, say = self.needs.format(self.format(whole)), self.of_clients[client], self.format
         limit, part = (self.most, "") if self.of_client is None else (self.of_client, "a quarter of ")
         if whole > limit:
-            raise Problem(400, f"{needs}, and a client may have {say(limit)} ({part}{self.option}): {self.hint}")
+            raise APIError(400, f"{needs}, and a client may have {say(limit)} ({part}{self.option}): {self.hint}")
         all_ = say(self.total if total is None else total)
-        held = f"{all_} of {say(self.most)} ({self.option}) are taken, {say(own)} by you"
-        status = 429 if self.of_client is not None and own + size > self.of_client else 503
-        raise Problem(status, f"{needs}; {held}: try again later", headers=RETRY_AFTER)
+        held = f"{all_} of {say(self.most)} ({self.option}) are taken, {say(used)} by you"
+        status = 429 if self.of_client is not None and used + size > self.of_client else 503
+        raise APIError(status, f"{needs}; {held}: try again later", headers=RETRY_AFTER)
 
 
 class Holding:
@@ -110,8 +110,8 @@ class Holding:
         self._quota.take(self._client, size)
         self.size += size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Hold so much less, or nothing."""
         size = min(size, self.size)
         self.size -= size
-        self._quota.give_back(self._client, size)
+        self._quota.release(self._client, size)

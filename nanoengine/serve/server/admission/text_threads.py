@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
-from nanoengine.serve.server.admission.fair_thread_pool import Turns
+from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from nanoengine.serve.server.admission.work_share import WorkShare
 
 T = TypeVar("T")
@@ -20,38 +20,38 @@ IS_LONG = ContextVar("IS_LONG", default=False)
 
 
 class TextThreads:
-    """A bounded pool: what is asked for beyond it waits, and the event loop goes on. One client never has all threads, if there
-    are several, and what is short never waits for what is long.
+    """Two thread pools, for short and for long bodies, so that a short one never waits for a long one. One client never has all
+    threads of a pool, if there are several.
 
     Args:
-        num_threads: as many texts as are worked on at once, long ones and short ones.
-        share: is charged with what the threads work.
+        num_threads: of each pool.
+        accounts: charged with the seconds that the threads work.
     """
 
-    def __init__(self, num_threads: int, share: WorkShare | None = None):
-        self._share, of_client = share or WorkShare(), max(1, num_threads - 1)
-        self._turns = {is_long: Turns(num_threads, of_client, share=self._share) for is_long in (False, True)}
+    def __init__(self, num_threads: int, accounts: WorkShare | None = None):
+        self._accounts, of_client = accounts or WorkShare(), max(1, num_threads - 1)
+        self._pools = {is_long: FairThreadPool(num_threads, of_client, self._accounts) for is_long in (False, True)}
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The result of a function, called in one of the threads."""
-        return await self._turns[IS_LONG.get()].run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
+        return await self._pools[IS_LONG.get()].run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
 
     async def finish(self, steps: Generator[None, None, T]) -> T:
-        """What a generator returns. Between two of its steps it is the turn of other clients."""
-        while (found := await self.run(_step, steps)) is None:
-            await self._share.paid(CURRENT_CLIENT.get())
-        return found[0]
+        """The value that a generator returns. Other clients may run between two of its steps."""
+        while (returned := await self.run(_step, steps)) is None:
+            await self._accounts.paid(CURRENT_CLIENT.get())
+        return returned[0]
 
     def close(self) -> None:
-        for turns in self._turns.values():
-            turns.close()
+        for pool in self._pools.values():
+            pool.close()
 
 
-def at_once(steps: Generator[None, None, T]) -> T:
-    """What a generator returns, without a pause."""
-    while (found := _step(steps)) is None:
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """The value that a generator returns; all its steps run at once."""
+    while (returned := _step(steps)) is None:
         pass
-    return found[0]
+    return returned[0]
 
 
 def _step(steps: Generator[None, None, T]) -> tuple[T] | None:

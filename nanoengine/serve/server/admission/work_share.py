@@ -1,6 +1,6 @@
-"""WorkShare: the server's own work, shared among clients as the time of the engine's steps is.
+"""WorkShare: the server's CPU time, scheduled fairly among clients, as the engine does with its steps.
 
-Reading, rendering, encoding and writing for one client holds up all others: they have one interpreter. So each client has an
+Reading, rendering, encoding and writing for one client delays all others: there is one interpreter. So each client has an
 account of the seconds that threads have worked on its requests. Beside N - 1 other clients, one that has used a second leaves
 N - 1 seconds to them, but no more than MOST_OTHERS, before its next request is read, or the next piece of a long one is begun.
 The steps of the engine count as well, up to a bound: these are shared by the engine, but many short requests would have half of
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 RECENT_SECONDS = 0.1
-"""A client is there while it has requests, and so long after: one that asks again at once was not away."""
+"""A client counts as active until RECENT_SECONDS after its last request."""
 
 SECONDS_OF_A_REQUEST = 0.5e-3
 SECONDS_OF_A_BYTE = 2e-9
@@ -31,7 +31,7 @@ MOST_OWED = 2.0
 """Most seconds that a client owes, or has paid before: the writing of streams never waits, and would add to it for ever."""
 
 SECONDS_OF_A_REFUSAL = 0.1
-"""What a client owes that was told to come later: reading what it sends at once would be work for nothing."""
+"""Seconds that a refused client owes: reading its next request at once would be wasted work."""
 
 MOST_OF_STEPS = 0.05
 """Most seconds of steps that count between two requests of a client: others have had their part of a long answer's steps."""
@@ -41,7 +41,7 @@ MOST_OTHERS = 3
 
 
 @dataclass(slots=True)
-class Counted:
+class ClientUsage:
     """What a client has used since its last request was begun.
 
     Attributes:
@@ -73,7 +73,7 @@ class WorkShare:
         spent: Mapping[str, float] | None = None,
     ):
         self.clock, self.worked, self.sleep, self.spent = clock, worked, sleep, {} if spent is None else spent
-        self._counted: dict[str, Counted] = {}
+        self._counted: dict[str, ClientUsage] = {}
         self._num_requests = Counter[str]()
         self._left: dict[str, float] = {}  # when a client that has none ended its last request, in this order
         self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
@@ -81,17 +81,17 @@ class WorkShare:
         self._lines: dict[str, asyncio.Lock] = {}
 
     def num_others(self, client: str) -> int:
-        """Clients that are there, beside one."""
+        """Active clients, beside one."""
         now, left = self.clock(), self._left
         if left and now - next(iter(left.values())) > RECENT_SECONDS:
-            for gone in [own for own, at in left.items() if now - at > RECENT_SECONDS]:
+            for gone in [name for name, at in left.items() if now - at > RECENT_SECONDS]:
                 del left[gone]
                 self._counted.pop(gone, None)
-            self._ready = {own: at for own, at in self._ready.items() if at > now}
+            self._ready = {name: at for name, at in self._ready.items() if at > now}
         return len(self._num_requests) + len(left) - (client in self._num_requests or client in left)
 
     def charge(self, client: str, seconds: float) -> None:
-        """Work for a client has taken so long."""
+        """Add the seconds of some work for a client to its account."""
         if client in self._counted:
             self._counted[client].work += seconds
         prepaid = min(seconds, self._prepaid.get(client, 0.0))
@@ -100,7 +100,7 @@ class WorkShare:
         self._owe(client, seconds - prepaid, prepaid)  # others had nothing of the time that it worked
 
     def _owe(self, client: str, seconds: float, more: float = 0.0) -> None:
-        """Nobody owes anything while nobody else is there."""
+        """Add to the seconds that a client owes; nothing while no other client is active."""
         others, now = self.num_others(client), self.clock()
         if others:
             ready = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
@@ -109,14 +109,14 @@ class WorkShare:
     def _charge_steps(self, client: str) -> None:
         """Charge what a client has used since its last request was begun, steps included: others had the time between."""
         now, spent = self.clock(), self.spent.get(client, 0.0)
-        last = self._counted.get(client, Counted(spent, now))
+        last = self._counted.get(client, ClientUsage(spent, now))
         seconds = min(max(spent - last.steps, 0.0), MOST_OF_STEPS) + last.work
         ready = min(last.paid_at + seconds * (1 + min(self.num_others(client), MOST_OTHERS)), now + MOST_OWED)
         self._ready[client] = ready = max(self._ready.get(client, now), ready, now)
-        self._counted[client] = Counted(spent, ready)
+        self._counted[client] = ClientUsage(spent, ready)
 
     def refused(self, client: str) -> None:
-        """A client was told that there is no room now."""
+        """Charge a client whose request was refused for lack of room."""
         self._owe(client, 0.0, SECONDS_OF_A_REFUSAL)
 
     async def paid(self, client: str) -> None:
@@ -156,7 +156,7 @@ class WorkShare:
 
     @types.coroutine
     def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-        """Await this in place of the work: its time on the event loop, between two of its pauses, is charged."""
+        """Await a coroutine, and charge its time on the event loop between two of its pauses."""
         error: BaseException | None = None
         while True:
             go_on: Callable[[Any], Any] = work.send if error is None else work.throw

@@ -29,9 +29,9 @@ from nanoengine.serve.server.apis.json_response import json_response
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import IGNORED_MESSAGES, Body, with_fields
 from nanoengine.serve.server.bodies.protocol import Messages, Named, Stop, Table, ThinkingWish, TranslatedRequest
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import CLIENT, new_id
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 CHOICES = {None: None, "auto": "auto", "any": "required", "none": "none"}
 
@@ -81,10 +81,10 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     thread: Thread | None = None
 
     def check(self) -> None:
-        """Refuse to continue a conversation that another server would have kept; clients then send all messages."""
+        """Refuse to continue a conversation that another server would have stored; clients then send all messages."""
         if self.thread is not None and self.thread.type == "continue":
             message = "thread.type is continue, and this server keeps no conversations: send all messages"
-            raise Problem(404, message, "thread", code="thread_not_found")
+            raise APIError(404, message, "thread", code="thread_not_found")
 
     def chat(self) -> TranslatedRequest:
         """The conversation, as /v1/chat/completions has it."""
@@ -133,14 +133,14 @@ class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages/count_tokens."""
 
 
-async def messages(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def messages(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer a conversation."""
     request, chat = await serving.read_as(http, MessagesRequest, MessagesRequest.chat)
     job_id = new_id("msg_", http, None)
     return await reply(http, serving, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
 
 
-async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
+async def count_tokens(http: HTTPRequest, serving: ServedModel) -> Response:
     """The number of tokens of a conversation."""
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
     counting = serving.text.run(serving.prompts.count, chat, http.scope[CLIENT])
@@ -161,54 +161,54 @@ def _system(system: str | list[Table] | None) -> list[Table]:
 
 
 def _turns(message: Table, where: str) -> list[Table]:
-    """A message of Anthropic's as messages of a chat, in which results of tools are messages of their own."""
+    """A message of Anthropic's as messages of a chat, in which each result of a tool is a message."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise Problem(400, f"{where}: role is {shown(role)}: it must be user, assistant or system", "messages")
+        raise APIError(400, f"{where}: role is {shown(role)}: it must be user, assistant or system", "messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if role == "assistant" and content is None:
         content = []
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise Problem(400, f"{where}: content must be a text or a list of blocks", "messages")
-    return [_said(content, where)] if role == "assistant" else _asked(role, content, where)
+        raise APIError(400, f"{where}: content must be a text or a list of blocks", "messages")
+    return [_assistant_message(content, where)] if role == "assistant" else _other_messages(role, content, where)
 
 
-def _said(blocks: list[Table], where: str) -> Table:
+def _assistant_message(blocks: list[Table], where: str) -> Table:
     texts, calls, thoughts = [], [], []
     for index, block in enumerate(blocks):
-        place = f"{where}.content[{index}]"
+        path = f"{where}.content[{index}]"
         kind = block.get("type")
         if kind == "text":
-            texts.append(_text(block, "text", place))
+            texts.append(_text(block, "text", path))
         elif kind == "thinking":
-            thoughts.append(_text(block, "thinking", place))
+            thoughts.append(_text(block, "thinking", path))
         elif kind == "tool_use":
-            calls.append(tool_call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
+            calls.append(tool_call(_text(block, "id", path), _text(block, "name", path), block.get("input") or {}))
         elif kind != "redacted_thinking":  # of another model, which alone can read it
-            raise _unsupported(kind, place)
+            raise _unsupported(kind, path)
     return assistant_message("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
 
 
-def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
+def _other_messages(role: str, blocks: list[Table], where: str) -> list[Table]:
     turns: list[Table] = []
     texts: list[Table] = []
     for index, block in enumerate(blocks):
-        place = f"{where}.content[{index}]"
+        path = f"{where}.content[{index}]"
         kind = block.get("type")
         if kind == "tool_result":
             content = block.get("content") or ""
             for part in content if isinstance(content, list) else ():
                 if not isinstance(part, dict) or part.get("type") != "text":
                     kind = part.get("type") if isinstance(part, dict) else part
-                    raise _unsupported(kind, f"{place}.content")
+                    raise _unsupported(kind, f"{path}.content")
             if block.get("is_error"):  # templates have no field for it
                 content = [{"type": "text", "text": "Error:"}, *parts_of(content)]
-            turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": content})
+            turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", path), "content": content})
         elif kind == "text":
-            texts.append({"type": "text", "text": _text(block, "text", place)})
+            texts.append({"type": "text", "text": _text(block, "text", path)})
         else:
-            raise _unsupported(kind, place)
+            raise _unsupported(kind, path)
     return [*turns, {"role": role, "content": texts}] if texts or not turns else turns
 
 
@@ -218,7 +218,7 @@ def _tool(tool: Table) -> Table:
         message = (
             f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
         )
-        raise Problem(400, message, "tools")
+        raise APIError(400, message, "tools")
     return tool_table(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
 
@@ -226,11 +226,11 @@ def _choice(choice: ToolChoice) -> str | Table | None:
     return choice_of(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
 
 
-def _format(own: Format | None) -> Table | None:
-    return None if own in (None, Format()) else {"type": own.type, "json_schema": {"schema": own.schema}}
+def _format(output: Format | None) -> Table | None:
+    return None if output in (None, Format()) else {"type": output.type, "json_schema": {"schema": output.schema}}
 
 
-# ---- what they are told
+# ---- what the server sends
 
 
 class MessagesWriter(Writer):
@@ -292,7 +292,7 @@ class MessagesWriter(Writer):
         yield {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
         yield {"type": "message_stop"}
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         return self.write(problem.table("/v1/messages"))
 
     def body(self) -> Table:

@@ -14,8 +14,8 @@ from nanoengine.serve.server.admission.text_threads import CURRENT_CLIENT
 from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table
 from nanoengine.serve.server.bodies.thinking import thinking_wish
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.served_model import Encoding, Serving
+from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.served_model import Encoding, ServedModel
 
 
 class Conversation:
@@ -30,14 +30,14 @@ class Conversation:
 
     prompt: Prompt  # set by `tokens`
 
-    def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams, text: str | None = None):
+    def __init__(self, serving: ServedModel, request: ChatRequest, params: SamplingParams, text: str | None = None):
         self.serving, self.request, self.params, self.text = serving, request, params, text
         self._client = CURRENT_CLIENT.get()
 
     @classmethod
     async def of(
         cls,
-        serving: Serving,
+        serving: ServedModel,
         request: ChatRequest,
         names: Mapping[str, str] = MappingProxyType({}),
         text: str | None = None,
@@ -59,15 +59,15 @@ class Conversation:
         return cls(serving, request, params, text)
 
     def tokens(self) -> Encoding:
-        """The token ids of the prompt, and the final sampling parameters; see `Serving.start`."""
+        """The token ids of the prompt, and the final sampling parameters; see `ServedModel.start`."""
         serving, request = self.serving, self.request
         self.prompt = prompt = serving.prompts.of_chat(request) if self.text is None else plain_prompt(self.text)
         serving.prompts.check_length(prompt.text, request)
         if len(prompt.text) > CHARS_OF_A_STEP:
             yield
-        own = {"client": self._client, "salt": request.cache_salt or ""}
+        cache_key = {"client": self._client, "salt": request.cache_salt or ""}
         special = bool(request.add_special_tokens)
-        token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
+        token_ids = serving.prompts.chat_encoder.encode(prompt.text, **cache_key, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
     def num_thought(self, token_ids: list[int]) -> int:
@@ -93,20 +93,20 @@ def merge_system_messages(messages: list[Table]) -> list[Table]:
 
     System messages at the beginning become one. A later one, as agents send it, is added to the user's message before it.
     """
-    found: list[Table] = []
-    parts: list[Table] | None = None  # the content of the last one, where it is a list of our own
+    merged: list[Table] = []
+    parts: list[Table] | None = None  # the content of the last one, where it is a list that was made here
     for message in messages:
         is_system = message["role"] in ("system", "developer")
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last is None or not is_system or last["role"] not in ("system", "user"):
             role = "system" if last is None and is_system else "user" if is_system else message["role"]
-            found.append({**message, "role": role})
+            merged.append({**message, "role": role})
             parts = None
             continue
         if parts is None:
             parts = last["content"] = [*parts_of(last["content"])]
         parts += parts_of(message["content"])
-    return found
+    return merged
 
 
 def parts_of(content: str | list[Table]) -> list[Table]:
@@ -118,13 +118,13 @@ def text_of(table: Table, name: str, where: str, param: str) -> str:
     """A field of a part of a message, which must be a text. `where`: the part, as clients call it. `param`: their field of it."""
     value = table.get(name)
     if not isinstance(value, str):
-        raise Problem(400, f"{where}.{name} must be a text", param)
+        raise APIError(400, f"{where}.{name} must be a text", param)
     return value
 
 
-def unsupported(what: str, kind: Any, where: str, param: str) -> Problem:
+def unsupported(what: str, kind: Any, where: str, param: str) -> APIError:
     """The refusal of blocks, items or parts of a kind. Arguments as for `text_of`."""
-    return Problem(400, f"{where}: {what} of type {str(kind)[:80]!r} are not supported: this model takes text", param)
+    return APIError(400, f"{where}: {what} of type {str(kind)[:80]!r} are not supported: this model takes text", param)
 
 
 def json_schema(schema: Any) -> Table:
@@ -149,11 +149,11 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Table:
 
 def tool_table(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
     """A tool, as /v1/chat/completions has it."""
-    own: Table = {"name": name}
+    function: Table = {"name": name}
     for key, value in (("description", description), ("parameters", parameters), ("strict", strict)):
         if value is not None:
-            own[key] = value
-    return {"type": "function", "function": own}
+            function[key] = value
+    return {"type": "function", "function": function}
 
 
 def choice_of(name: str) -> Table:

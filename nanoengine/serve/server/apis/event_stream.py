@@ -10,10 +10,10 @@ from starlette.requests import Request as HTTPRequest
 from starlette.types import Receive, Scope, Send
 
 from nanoengine.serve.server.apis.json_response import encode
-from nanoengine.serve.server.errors import REASON, Problem, problem_of
+from nanoengine.serve.server.errors import REASON, APIError, api_error_of
 from nanoengine.serve.server.jobs import Job
 from nanoengine.serve.server.scope import CONNECTION, SENT
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 logger = logging.getLogger("nanoengine.serve.server")
 
@@ -46,11 +46,11 @@ class EventStream:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: ServedModel,
         job: Job,
         events: AsyncIterator[bytes],
         *,
-        failed: Callable[[Problem], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
+        failed: Callable[[APIError], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
         done: bytes = DONE,
         ping: bytes = COMMENT,
         media_type: bytes = b"text/event-stream; charset=utf-8",
@@ -72,7 +72,7 @@ class EventStream:
             self._was_silent = False
             return True
 
-        if CONNECTION in scope:  # of our own server
+        if CONNECTION in scope:  # served by BoundedHTTP
             self._job.write_now = write_now
             if scope["http_version"] == "1.0":
                 send = scope[CONNECTION].without_chunks(send)
@@ -83,10 +83,10 @@ class EventStream:
                 async for event in self._events:
                     await write(event)
             except Exception as error:  # the status is sent: whatever it was, the stream must say so
-                problem = problem_of(error)
+                problem = api_error_of(error)
                 scope[REASON] = problem.message
                 if problem.status >= 500:
-                    trace = None if isinstance(error, Problem) else error
+                    trace = None if isinstance(error, APIError) else error
                     logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=trace)
                 await write(self._failed(problem))
             finally:

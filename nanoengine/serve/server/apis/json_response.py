@@ -18,7 +18,7 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-class Pieces(Response):
+class ChunkedJSONResponse(Response):
     """A response of JSON in pieces, which are never joined.
 
     Args:

@@ -19,9 +19,9 @@ from nanoengine.serve.server.apis.local_sampling import OURS, LocalSampling
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import with_fields
 from nanoengine.serve.server.bodies.protocol import Table, TranslatedRequest
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 IGNORED = (
     *("cache_prompt", "id_slot", "n_keep", "n_indent", "n_cache_reuse", "samplers", "return_tokens"),
@@ -57,7 +57,9 @@ class LlamaRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: 
     grammar: str | None = None
     response_fields: Annotated[list[FieldPath], Meta(max_length=64)] | None = None
 
-    async def answer(self, http: HTTPRequest, serving: Serving, text: str, ends: list[int]) -> Response | EventStream:
+    async def answer(
+        self, http: HTTPRequest, serving: ServedModel, text: str, ends: list[int]
+    ) -> Response | EventStream:
         """Go on with a text, up to one of the tokens `ends`. Raises as `replies.reply`."""
         limit = self.n_predict
         request = TranslatedRequest(
@@ -85,15 +87,15 @@ class InfillRequest(LlamaRequest, kw_only=True):  # type: ignore[call-arg]
     input_extra: Annotated[list[File], Meta(max_length=256)] | None = None
 
 
-async def completion(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def completion(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Go on with a text."""
     request = await serving.read(http, LlamaRequest)
     if not request.prompt:
-        raise Problem(400, "prompt is missing or empty: give a text", "prompt")
+        raise APIError(400, "prompt is missing or empty: give a text", "prompt")
     return await request.answer(http, serving, request.prompt, [])
 
 
-async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def infill(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Fill in the middle."""
     request, marks = await serving.read(http, InfillRequest), serving.prompts.fill_tokens
     files = [(file.filename, file.text) for file in request.input_extra or ()]
@@ -101,7 +103,7 @@ async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     return await request.answer(http, serving, text, list(marks.ends))
 
 
-async def props(_: HTTPRequest, serving: Serving) -> Response:
+async def props(_: HTTPRequest, serving: ServedModel) -> Response:
     """The context, the default sampling parameters, the chat template and its marks."""
     info = await serving.text.run(serving.tokenizer.info)
     params = {theirs: serving.defaults[name] for theirs, name in OURS.items() if name in serving.defaults}
@@ -124,7 +126,7 @@ class LlamaWriter(Writer):
 
     names = MappingProxyType({"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty"})
 
-    def __init__(self, serving: Serving, request: LlamaRequest):
+    def __init__(self, serving: ServedModel, request: LlamaRequest):
         super().__init__()
         self._model, self._is_silent = serving.names.answered(request.model), request.n_predict == 0
         self._max_model_len, self._paths = serving.max_model_len, request.response_fields
@@ -162,7 +164,7 @@ class LlamaWriter(Writer):
         }
         yield self._last
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         return b"error: " + encode(problem.table()["error"]) + b"\n\n"
 
     def body(self) -> Table:

@@ -12,7 +12,7 @@ OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 
 
 
 class LocalSampling(
-    with_fields(Body, (), {name: SAMPLING[own] for name, own in OURS.items()}),  # type: ignore[misc]
+    with_fields(Body, (), {theirs: SAMPLING[name] for theirs, name in OURS.items()}),  # type: ignore[misc]
     kw_only=True,  # type: ignore[call-arg]
 ):
     """How to sample. Penalties are of the whole text, or of none with repeat_last_n 0."""
@@ -22,5 +22,5 @@ class LocalSampling(
 
     def of_chat(self) -> Table:
         """The same as fields of a `ChatRequest`."""
-        own = {name: getattr(self, theirs) for theirs, name in OURS.items()}
-        return {"stop": self.stop, **own, **(OFF if self.repeat_last_n == 0 else {})}
+        values = {name: getattr(self, theirs) for theirs, name in OURS.items()}
+        return {"stop": self.stop, **values, **(OFF if self.repeat_last_n == 0 else {})}

@@ -1,7 +1,7 @@
 """Replies: the next turn of a conversation, for interfaces that are translated to and from /v1/chat/completions.
 
 An interface makes a `ChatRequest` from the request of its client, and a `Writer` makes the shapes of its answer. Chat completions
-have no `Writer`: with `n` choices, log probabilities and token ids they share the code of completions (`ChoicesAnswer`).
+have no `Writer`: with `n` choices, log probabilities and token ids they have the code of completions (`ChoicesAnswer`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nanoengine.serve.server.apis.event_stream import COMMENT, EventStream
 from nanoengine.serve.server.apis.json_response import encode, json_response
 from nanoengine.serve.server.bodies.params import MANY
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.jobs import Job
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Writer:
         """The answer ends, for the reasons that `CompletionOutput` has, or "tool_calls"."""
         raise NotImplementedError
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         """The last bytes of a stream that an error ends."""
         raise NotImplementedError
 
@@ -136,13 +136,13 @@ class Writer:
 
 async def reply(
     http: HTTPRequest,
-    serving: Serving,
+    serving: ServedModel,
     request: ChatRequest,
     job_id: str,
     writer: Writer,
     text: str | None = None,
 ) -> Response | EventStream:
-    """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `Serving.start` and `Job.end`."""
+    """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `ServedModel.start` and `Job.end`."""
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)
@@ -164,7 +164,7 @@ async def reply(
     async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
         await job.end()
     output = job.requests[0].output()
-    num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats what was asked
+    num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats the request
     whole = partial(_whole, writer, conversation)
     return await serving.make(whole, output, slow=num_tokens > MANY)
 
@@ -197,9 +197,9 @@ async def _stream(job: Job, writer: Writer, conversation: Conversation) -> Async
 
 
 def _ended(
-    writer: Writer, reason: str | None, stop: str | int | None, usage: Usage, problem: Problem | None = None
+    writer: Writer, reason: str | None, stop: str | int | None, usage: Usage, problem: APIError | None = None
 ) -> Iterator[Table]:
     if reason == "abort":
-        raise problem or Problem(503, "the answer was ended by abort_requests before it was whole")
+        raise problem or APIError(503, "the answer was ended by abort_requests before it was whole")
     yield from writer.close_last()
     yield from writer.end(ended_by(reason, writer.has_called), stop, usage)

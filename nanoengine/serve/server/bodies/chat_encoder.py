@@ -12,7 +12,7 @@ from typing import Any
 from nanoengine.errors import InvalidPrompt, shown
 from nanoengine.features.fair_cache import FairCache
 from nanoengine.models.tokenizer import Message, ModelTokenizer
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 CHARS_OF_A_PIECE = 64
 """Added to the characters and tokens of each remembered piece: a short one takes memory, too."""
@@ -40,20 +40,20 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.pieces: FairCache[tuple[str, str], array[int]] = FairCache(max_chars)
         tokens = tokenizer.added_tokens()
-        # A single word is found only beside what is no letter: nothing is cut then.
+        # A token with single_word matches only between other characters than letters: nothing is cut then.
         if any(token.single_word or len(token.content) > MAX_MARK_CHARS for token in tokens):
             tokens = []
         # The longest first, as the tokenizer matches. No cut before a token with lstrip: it takes the blanks before it.
-        found = sorted({token.content for token in tokens if token.content})
-        self._tokens = re.compile(longest_of(found)) if found and max_chars else None
-        self._kept = {token.content for token in tokens if token.lstrip}
+        marks = sorted({token.content for token in tokens if token.content})
+        self._tokens = re.compile(longest_of(marks)) if marks and max_chars else None
+        self._with_lstrip = {token.content for token in tokens if token.lstrip}
 
     def encode(self, text: str, *, client: str = "", salt: str = "", add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for.
+        """Token ids of a rendered chat; templates write all special tokens themselves, so none are added by default.
 
         Args:
             text: the chat.
-            client, salt: whose it is; pieces are found under the same two only.
+            client, salt: whose it is; only lookups with the same two match its pieces.
             add_special_tokens: as the tokenizer adds them to any text.
         """
         if add_special_tokens:
@@ -69,22 +69,22 @@ class ChatEncoder:
     def _cut(self, text: str) -> list[str]:
         if self._tokens is None:
             return [text]
-        cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._kept]
+        cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._with_lstrip]
         return [text[start:end] for start, end in itertools.pairwise(dict.fromkeys([0, *cuts, len(text)]))]
 
 
 def longest_of(texts: Sequence[str]) -> str:
-    """An expression for the longest of some sorted texts that stands at a place. What several begin with is compared once: a
-    vocabulary may have thousands of special tokens, and a text of a client the beginning of all of them at every place.
+    """A regular expression that matches the longest of some sorted texts at a position. A common prefix is compared once: a
+    vocabulary may have thousands of special tokens, and a text of a client their common prefix at every position.
     """
-    found = []
+    alternatives = []
     for _, group in itertools.groupby((text for text in texts if text), lambda text: text[0]):
-        own = list(group)
-        head = os.path.commonprefix(own)  # noqa: RUF071 - of texts
-        found.append(re.escape(head) + longest_of([text[len(head) :] for text in own]))
-    if not found:
+        texts_of_group = list(group)
+        head = os.path.commonprefix(texts_of_group)  # noqa: RUF071 - of texts
+        alternatives.append(re.escape(head) + longest_of([text[len(head) :] for text in texts_of_group]))
+    if not alternatives:
         return ""
-    return f"(?:{'|'.join(found)})" + ("?" if "" in texts else "")
+    return f"(?:{'|'.join(alternatives)})" + ("?" if "" in texts else "")
 
 
 def joined(message: Message) -> Mapping[str, Any]:
@@ -116,17 +116,17 @@ def check_turns(messages: Sequence[Message], template: str, field: str) -> None:
         field: what the client calls the messages.
 
     Raises:
-        Problem: a message has another role, or no call.
+        APIError: a message has another role, or no call.
     """
     called: set[Any] = set()
     for index, message in enumerate(messages):
         role = message.get("role")
         if isinstance(role, str) and role not in ROLES and not any(f"{q}{role}{q}" in template for q in "'\""):
             roles = f"{', '.join(ROLES)}, or one that the chat template names"
-            raise Problem(400, f"{field}[{index}]: role is {shown(role)}: it must be one of {roles}", field)
+            raise APIError(400, f"{field}[{index}]: role is {shown(role)}: it must be one of {roles}", field)
         if role == "assistant" and isinstance(calls := message.get("tool_calls"), list):
             called |= {str(call.get("id")) for call in calls if isinstance(call, dict)}
         call_id = message.get("tool_call_id")
         if role == "tool" and (not called or (call_id is not None and str(call_id) not in called)):
-            own = "a result of a tool" + (f" (tool_call_id {shown(call_id)})" if call_id is not None else "")
-            raise Problem(400, f"{field}: {own} answers no call that a message before it has made", field)
+            result = "a result of a tool" + (f" (tool_call_id {shown(call_id)})" if call_id is not None else "")
+            raise APIError(400, f"{field}: {result} answers no call that a message before it has made", field)

@@ -1,8 +1,8 @@
-"""Fields of requests that are not taken. One rule holds for every interface:
+"""Ignored and unknown fields of requests. One rule holds for every interface:
 
-A field that a request lists is taken, or it is ignored because it can change nothing here (`IGNORED` and its like). Any other is
-taken where it asks for nothing, so that newer clients are served, and refused by its name where it asks for something: an option
-that is silently dropped gives wrong answers. Ollama's interface alone ignores names that Ollama does not know, as Ollama does.
+A field of a request type is read, or it is ignored because it can change nothing here (`IGNORED` and its like). An unknown field
+is dropped if its value is neutral, so that newer clients are served, and refused by its name otherwise: an option that is
+silently dropped gives wrong answers. Ollama's interface alone ignores names that Ollama does not know, as Ollama does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, get_args
 import msgspec
 
 from nanoengine.errors import did_you_mean, shown
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 logger = logging.getLogger("nanoengine")
 
@@ -37,7 +37,7 @@ IGNORED_MESSAGES = (
     *("metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed", "betas"),
     *("billing_policy", "fallback_credit_token", "fallbacks", "user_profile_id", "workspace_id"),
 )
-"""Caches, prices, places and other models of another server; context_management asks one to forget parts of long conversations
+"""Caches, prices, regions and other models of another server; context_management asks one to forget parts of long conversations
 by itself."""
 
 IGNORED_RESPONSES = (
@@ -75,10 +75,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "chat_template": (),
 }
-"""Fields of abilities that are not here, with the values that ask for nothing in each, beside those that are empty."""
+"""Fields of abilities that are not here, with the neutral values of each, beside empty ones."""
 
-ANY_SERVERS_CHOICE = ("auto", "default")
-"""Values that ask for nothing in a field that nobody here knows."""
+NEUTRAL_ANYWHERE = ("auto", "default")
+"""Neutral values of any unknown field."""
 
 INSTEAD: dict[str, tuple[str, ...]] = {
     **{f"guided_{kind}": (f'structured_outputs {{"{kind}": ...}}',) for kind in ("json", "regex", "choice", "grammar")},
@@ -99,12 +99,12 @@ INSTEAD: dict[str, tuple[str, ...]] = {
 
 
 MAX_NEUTRAL_BYTES = 32
-"""As JSON, no value that asks for nothing is longer."""
+"""Of JSON: no neutral value is longer."""
 
 EMPTY: tuple[Any, ...] = (None, [], {})
 
-SAID_BY_EMPTY = ("allowed_token_ids", "request_ids", "json_schema", "guided_json", "schema")
-"""Where an empty value says something: no token, no request, any JSON."""
+EMPTY_IS_A_VALUE = ("allowed_token_ids", "request_ids", "json_schema", "guided_json", "schema")
+"""Fields in which an empty value has a meaning: no token, no request, any JSON."""
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -126,26 +126,28 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
     """Of the fields that may be left out."""
-    return [(own.name, own.default) for own in msgspec.structs.fields(kind) if own.default is not msgspec.NODEFAULT]
+    return [
+        (field.name, field.default) for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
+    ]
 
 
 def _is_empty(name: str, value: Any) -> bool:
-    empty = EMPTY[:1] if name in SAID_BY_EMPTY else EMPTY
-    return _asks_for_nothing(bytes(value), empty) if isinstance(value, msgspec.Raw) else value in empty
+    empty = EMPTY[:1] if name in EMPTY_IS_A_VALUE else EMPTY
+    return _is_neutral(bytes(value), empty) if isinstance(value, msgspec.Raw) else value in empty
 
 
 def with_fields(
-    base: type[msgspec.Struct], ignored: Iterable[str], taken: Mapping[str, Any] = MappingProxyType({})
+    base: type[msgspec.Struct], ignored: Iterable[str], optional: Mapping[str, Any] = MappingProxyType({})
 ) -> type[msgspec.Struct]:
     """A request that has more fields.
 
     Args:
         base: the request.
         ignored: fields with whatever values, which are not built: nobody reads them.
-        taken: the types of other fields, which may be left out: they are None then.
+        optional: the types of other fields, which may be left out: they are None then.
     """
-    found = dict.fromkeys(ignored, msgspec.Raw) | {name: kind | None for name, kind in taken.items()}
-    return msgspec.defstruct(base.__name__, [(*own, None) for own in found.items()], bases=(base,), kw_only=True)
+    added = dict.fromkeys(ignored, msgspec.Raw) | {name: kind | None for name, kind in optional.items()}
+    return msgspec.defstruct(base.__name__, [(*field, None) for field in added.items()], bases=(base,), kw_only=True)
 
 
 class Ignored:
@@ -162,60 +164,62 @@ class Ignored:
             logger.warning("the field %s of a request is ignored: no endpoint of Ollama's interface has it", name)
 
 
-def without_unknown(body: bytes, kind: type[Body], ignored: Ignored, place: str = "") -> bytes:
-    """The JSON of a request without the fields that it does not have, if they ask for nothing or the interface ignores them.
+def without_unknown(body: bytes, kind: type[Body], ignored: Ignored, prefix: str = "") -> bytes:
+    """The JSON of a request without its unknown fields, if their values are neutral or the interface ignores them.
 
     Raises:
-        Problem: one asks for something.
+        APIError: the value of one is not neutral.
         msgspec.DecodeError: it is no table.
     """
-    known, kept = _tables(kind), {}
+    known, fields = _tables(kind), {}
     for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
         if name not in known:
             if kind.unavailable is None or name in kind.unavailable:
-                check_unknown(name, bytes(raw), known, place)
+                check_unknown(name, bytes(raw), known, prefix)
             else:
-                ignored.note(f"{place}{name}")
+                ignored.note(f"{prefix}{name}")
         elif (inner := known[name]) is not None and bytes(raw).startswith(b"{"):
-            kept[name] = msgspec.Raw(without_unknown(bytes(raw), inner, ignored, f"{place}{name}."))
+            fields[name] = msgspec.Raw(without_unknown(bytes(raw), inner, ignored, f"{prefix}{name}."))
         else:
-            kept[name] = raw
-    return msgspec.json.encode(kept)
+            fields[name] = raw
+    return msgspec.json.encode(fields)
 
 
-def check_unknown(name: str, raw: bytes, known: Mapping[str, type[Body] | None], place: str) -> None:
-    """See that a field that is not known asks for nothing.
+def check_unknown(name: str, raw: bytes, known: Mapping[str, type[Body] | None], prefix: str) -> None:
+    """Refuse an unknown field unless its value is neutral.
 
     Args:
         name, raw: of it, and its value as JSON.
         known: fields that are, and the kinds of those that are tables.
-        place: before the name in messages.
+        prefix: before the name in messages.
 
     Raises:
-        Problem: it asks for something; the message says how else to get it, where there is a way.
+        APIError: its value is not neutral; the message names an alternative, where there is one.
     """
-    empty = EMPTY[:1] if name in SAID_BY_EMPTY else (*EMPTY, "")
-    if _asks_for_nothing(raw, (*empty, *NEUTRAL.get(name, ANY_SERVERS_CHOICE))):
+    empty = EMPTY[:1] if name in EMPTY_IS_A_VALUE else (*EMPTY, "")
+    if _is_neutral(raw, (*empty, *NEUTRAL.get(name, NEUTRAL_ANYWHERE))):
         return
-    ways = [f"{field}.{name}" for field, own in known.items() if own and name in _tables(own)]
-    ways += [own for own in INSTEAD.get(name, ()) if re.split(r"\W", own)[0] in known]
+    ways = [f"{field}.{name}" for field, inner in known.items() if inner and name in _tables(inner)]
+    ways += [other for other in INSTEAD.get(name, ()) if re.split(r"\W", other)[0] in known]
     near = "" if name in NEUTRAL else did_you_mean(name, known)
     way = f"give {ways[0]}" if ways else f"leave it out{near}"
-    where = f"{place}{name[:80]}"
-    raise Problem(400, f"{where or repr(where)} is not supported: {way}", where.partition(".")[0])
+    where = f"{prefix}{name[:80]}"
+    raise APIError(400, f"{where or repr(where)} is not supported: {way}", where.partition(".")[0])
 
 
 @cache
 def _tables(kind: type[msgspec.Struct]) -> dict[str, type[Body] | None]:
-    """The fields of a request, and the kinds of those that are tables with fields of their own."""
-    found: dict[str, type[Body] | None] = {}
-    for own in msgspec.structs.fields(kind):
-        kinds = (part for part in (own.type, *get_args(own.type)) if isinstance(part, type) and issubclass(part, Body))
-        found[own.encode_name] = next(kinds, None)
-    return found
+    """The fields of a request, and the kinds of those that are tables with listed fields."""
+    kind_of: dict[str, type[Body] | None] = {}
+    for field in msgspec.structs.fields(kind):
+        kinds = (
+            part for part in (field.type, *get_args(field.type)) if isinstance(part, type) and issubclass(part, Body)
+        )
+        kind_of[field.encode_name] = next(kinds, None)
+    return kind_of
 
 
-def _asks_for_nothing(raw: bytes, neutral: tuple[Any, ...]) -> bool:
+def _is_neutral(raw: bytes, neutral: tuple[Any, ...]) -> bool:
     try:
         return len(raw) <= MAX_NEUTRAL_BYTES and msgspec.json.decode(raw) in neutral
     except (msgspec.DecodeError, UnicodeDecodeError):  # nobody has looked at these values before

@@ -12,7 +12,7 @@ from nanoengine.errors import shown
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.server.bodies.protocol import Generation, Prompts, Queued
 from nanoengine.serve.server.bodies.structured import structured_outputs
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 MANY = 1000
 """Lists with more token ids are checked, and answers with more tokens are encoded, in a thread: it takes a millisecond."""
@@ -49,7 +49,7 @@ def sampling_params(
 
     Raises:
         InvalidSamplingParams: a value outside its range.
-        Problem: a value outside its range, of a field that has another name in `SamplingParams` or none.
+        APIError: a value outside its range, of a field that has another name in `SamplingParams` or none.
     """
     values: dict[str, Any] = {name: value for name in SHARED if (value := getattr(request, name)) is not None}
     if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
@@ -70,25 +70,25 @@ def sampling_params(
 
 
 def check_range(field: str, value: int | None, least: int, most: int, option: str) -> None:
-    """Raise a Problem if a number is given and outside of its range. `option`: the option that sets the limit."""
+    """Raise an APIError if a number is outside of its range. `option`: the option that sets the limit."""
     if value is not None and not least <= value <= most:
-        raise Problem(400, f"{field} is {shown(value)}: this server allows {least} to {most} ({option})", field)
+        raise APIError(400, f"{field} is {shown(value)}: this server allows {least} to {most} ({option})", field)
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     """Biases by token id, between -100 and 100; the keys of JSON are text."""
     wrong = [key for key in biases if not re.fullmatch(r"[0-9]{1,10}", key)]
     if wrong:
-        raise Problem(400, f"logit_bias holds the keys {shown(wrong)}: keys must be token ids", "logit_bias")
+        raise APIError(400, f"logit_bias holds the keys {shown(wrong)}: keys must be token ids", "logit_bias")
     return {int(key): max(-100.0, min(bias, 100.0)) for key, bias in biases.items()}
 
 
 def prompt_list(prompt: Prompts | None, field: str, most: int) -> list[str | list[int]]:
-    """The prompts of a field. Raises a Problem if there are more than `most`, or one is empty."""
+    """The prompts of a field. Raises an APIError if there are more than `most`, or one is empty."""
     if isinstance(prompt, list) and len(prompt) > most and not isinstance(prompt[0], int):
-        raise Problem(400, f"{field} has {len(prompt)} prompts: this server allows {most} (max_prompts)", field)
+        raise APIError(400, f"{field} has {len(prompt)} prompts: this server allows {most} (max_prompts)", field)
     if prompt is None or prompt == "":
-        raise Problem(400, f"{field} is missing or empty: give text or token ids", field)
+        raise APIError(400, f"{field} is missing or empty: give text or token ids", field)
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(item) for item in prompt}
@@ -96,7 +96,7 @@ def prompt_list(prompt: Prompts | None, field: str, most: int) -> list[str | lis
         return [cast(list[int], prompt)]
     if not kinds or int in kinds or [] in prompt:
         message = f"{field} must be text, a list of token ids, or a list of such; none of them empty"
-        raise Problem(400, message, field)
+        raise APIError(400, message, field)
     return cast(list[str | list[int]], prompt)
 
 

@@ -13,10 +13,10 @@ from nanoengine.serve.server.bodies.chat_encoder import ChatEncoder, check_turns
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Queued, TokenizeRequest
 from nanoengine.serve.server.bodies.thinking import thinking_wish
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import TOO_LONG, Problem, context
+from nanoengine.serve.server.errors import TOO_LONG, APIError, context
 
 CHARS_OF_A_STEP = 1 << 16
-"""Characters of short texts that are encoded together, before another client's turn; a longer text is encoded alone."""
+"""Characters of short texts that are encoded in one step, before other clients run; a longer text is encoded alone."""
 
 
 class Prompts:
@@ -40,8 +40,10 @@ class Prompts:
         check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
         values = dict(request.chat_template_kwargs or {})
         if isinstance(request, ChatRequest):
-            asked = thinking_wish(request)[0] | ({} if request.documents is None else {"documents": request.documents})
-            values = asked | {name: value for name, value in values.items() if value is not None}
+            defaults = thinking_wish(request)[0] | (
+                {} if request.documents is None else {"documents": request.documents}
+            )
+            values = defaults | {name: value for name, value in values.items() if value is not None}
         return self.chats.prompt(
             [joined(message) for message in request.messages or ()],
             request.tools,
@@ -66,22 +68,22 @@ class Prompts:
     def encode(self, prompts: Sequence[str | list[int]], request: Queued) -> Generator[None, None, list[list[int]]]:
         """Token ids of prompts, texts among them, step by step. Raises as `check_length` and `ModelTokenizer.encode`."""
         encoded, size = [], 0
-        for own in prompts:
-            if isinstance(own, str):
-                self.check_length(own, request)
-                if size and size + len(own) > CHARS_OF_A_STEP:
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.check_length(prompt, request)
+                if size and size + len(prompt) > CHARS_OF_A_STEP:
                     yield
                     size = 0
-                size += len(own)
-                own = self.tokenizer.encode(own, add_special_tokens=request.add_special_tokens is not False)
-            encoded.append(own)
+                size += len(prompt)
+                prompt = self.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
+            encoded.append(prompt)
         return encoded
 
     def check_length(self, text: str, request: Queued) -> None:
         """Refuse a text that is too long for the model however it is split, before it is.
 
         Raises:
-            Problem: it is.
+            APIError: it is.
         """
         self.check_chars(text, "prompt")
         most = self.max_model_len * self._longest_token
@@ -90,11 +92,11 @@ class Prompts:
                 f"the prompt is too long: {context(self.max_model_len)}, and it has {len(text)} characters, more than "
             )
             message += f"{most}, which are the most that so many tokens can have: shorten it"
-            raise Problem(400, message, "prompt", code=TOO_LONG)
+            raise APIError(400, message, "prompt", code=TOO_LONG)
 
     def check_chars(self, text: str, field: str) -> None:
-        """Refuse a text that would keep a thread for long; raises a Problem."""
+        """Refuse a text that would keep a thread for long; raises an APIError."""
         if len(text) > (limit := self._max_chars):
             most = f"this server splits {limit} (max_text_chars), and {context(self.max_model_len)}"
             message = f"{field} has {len(text)} characters, so the prompt is too long: {most}"
-            raise Problem(400, message, field, code=TOO_LONG)
+            raise APIError(400, message, field, code=TOO_LONG)

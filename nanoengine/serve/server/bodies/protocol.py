@@ -12,7 +12,7 @@ from msgspec import Meta
 from nanoengine.errors import shown
 from nanoengine.features.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.serve.server.bodies.fields import IGNORED, OF_CHATS, OF_EMBEDDINGS, Body, with_fields
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -35,14 +35,14 @@ MAX_ID_CHARS = 128
 
 
 MAX_SALT_CHARS = 1024
-"""The longest `cache_salt`: it is kept with the cached prefixes of the request."""
+"""The longest `cache_salt`: it is stored with the cached prefixes of the request."""
 
 MAX_REQUEST_IDS = 4096
 """The most ids in one request to abort."""
 
 
 class StreamOptions(Body, kw_only=True):
-    """Usage in a stream: in a chunk of its own at the end, or in every chunk."""
+    """Usage in a stream: in a separate chunk at the end, or in every chunk."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -52,7 +52,7 @@ class StreamOptions(Body, kw_only=True):
 def _check_continuing(is_continued: bool | None, is_begun: bool | None) -> None:
     if is_continued and is_begun:
         message = "continue_final_message cannot be true beside add_generation_prompt: set the latter to false"
-        raise Problem(400, message, "continue_final_message")
+        raise APIError(400, message, "continue_final_message")
 
 
 class Named(Body, kw_only=True):
@@ -110,11 +110,11 @@ class Generation(with_fields(Queued, IGNORED, SAMPLING), kw_only=True):  # type:
     def check(self) -> None:
         """Refuse combinations of fields of which one would have no effect."""
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
-            raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
+            raise APIError(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
-            raise Problem(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
+            raise APIError(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
         if self.stream and self.best_of not in (None, self.n or 1):
-            raise Problem(400, f"best_of is {shown(self.best_of)}: with stream it must be n", "best_of")
+            raise APIError(400, f"best_of is {shown(self.best_of)}: with stream it must be n", "best_of")
 
 
 class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
@@ -128,7 +128,7 @@ class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
     def check(self) -> None:
         super().check()
         if self.suffix and self.echo:
-            raise Problem(400, "echo cannot be true beside suffix: an answer is what stands between the two", "echo")
+            raise APIError(400, "echo cannot be true beside suffix: an answer is what stands between the two", "echo")
 
     @property
     def is_echo_only(self) -> bool:
@@ -180,7 +180,7 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
         super().check()
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
         if self.top_logprobs and not self.logprobs:
-            raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
+            raise APIError(400, "top_logprobs needs logprobs=true", "top_logprobs")
 
 
 class TranslatedRequest(ChatRequest, kw_only=True):  # type: ignore[call-arg]
@@ -220,7 +220,7 @@ class TokenizeRequest(with_fields(Named, ("parse_special",)), kw_only=True):  # 
 
     def check(self) -> None:
         if [self.prompt, self.messages, self.content].count(None) != 2:
-            raise Problem(400, "prompt, messages and content: give one of them", "prompt")
+            raise APIError(400, "prompt, messages and content: give one of them", "prompt")
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
 
 

@@ -17,7 +17,7 @@ from nanoengine.depth import MAX_DEPTH
 from nanoengine.serve.server.admission.quota import Holding
 from nanoengine.serve.server.admission.text_threads import IS_LONG, TextThreads
 from nanoengine.serve.server.bodies.fields import Body, Ignored, without_unknown
-from nanoengine.serve.server.errors import TOO_LONG, Problem, body_too_long, context
+from nanoengine.serve.server.errors import TOO_LONG, APIError, body_too_long, context
 
 SLOW_BYTES = 1 << 13
 """A longer body is parsed and checked in a thread."""
@@ -65,13 +65,15 @@ async def read(
         then: the function; it is called in a thread if the body is long.
 
     Raises:
-        Problem: no JSON, too long, or not what this endpoint takes.
+        APIError: no JSON, too long, or not what this endpoint takes.
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
-    if content_type != "application/json" and not is_form:  # a page may send forms and plain text without being asked
+    if (
+        content_type != "application/json" and not is_form
+    ):  # a page may send forms and plain text without a permission of this server (CORS)
         wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
-        raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
+        raise APIError(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
     body = await body_of(http, max_bytes, holding)
     IS_LONG.set(len(body) > SLOW_BYTES)
     if not IS_LONG.get():
@@ -80,7 +82,7 @@ async def read(
 
 
 async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
-    """The bytes of a body. Raises Problem: too long, too slow, no room."""
+    """The bytes of a body. Raises APIError: too long, too slow, no room."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -92,21 +94,21 @@ async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
                 holding.add(len(part))
                 parts.append(part)
     except TimeoutError as error:
-        raise Problem(
+        raise APIError(
             408, f"the body was not there after {MAX_BODY_SECONDS} s", headers={"connection": "close"}
         ) from error
     except ClientDisconnect as error:
-        raise Problem(499, "the client is gone") from error
+        raise APIError(499, "the client is gone") from error
     return b"".join(parts).removeprefix(BOM_UTF8)
 
 
 def parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
-    """The object that a body is. Raises Problem: it is no JSON, or not of that type."""
+    """The object that a body is. Raises APIError: it is no JSON, or not of that type."""
     body = body.removeprefix(BOM_UTF8)
     signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():
         if (count := sum(np.count_nonzero(signs_of_body == sign) for sign in signs)) > most:
-            raise Problem(400, f"the body has {count} {name}: at most {most} can be; send less JSON")
+            raise APIError(400, f"the body has {count} {name}: at most {most} can be; send less JSON")
     try:
         try:
             request = msgspec.json.decode(body, type=kind)
@@ -116,12 +118,12 @@ def parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
             request = msgspec.json.decode(without_unknown(body, kind, ignored), type=kind)
     except msgspec.ValidationError as error:
         message = re.sub(r"(?s)([`'])(.{77}).*\1", r"\1\2...\1", str(error))  # it may quote a name or a value
-        raise Problem(400, message, _param(message)) from error
+        raise APIError(400, message, _param(message)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Problem(400, f"the body is no JSON: {error}") from error
+        raise APIError(400, f"the body is no JSON: {error}") from error
     except RecursionError as error:
         message = f"the body has too many tables and lists inside each other; a schema may have {MAX_DEPTH}"
-        raise Problem(400, message) from error
+        raise APIError(400, message) from error
     check = getattr(request, "check", None)
     if check is not None:
         check()
@@ -132,7 +134,7 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
     """Refuse conversations, tools and schemas that are too large, before they are rendered.
 
     Raises:
-        Problem: more messages than the model's context has tokens, or more characters in all tables.
+        APIError: more messages than the model's context has tokens, or more characters in all tables.
     """
     size = 0
     for field in request.__struct_fields__:
@@ -141,38 +143,38 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
             if field in TURNS and len(value) > max_model_len:
                 message = f"{field}: the prompt is too long: {context(max_model_len)}"
                 more = f"(max_model_len), and each of its {len(value)} messages has one at least; send fewer"
-                raise Problem(400, f"{message} {more}", field, code=TOO_LONG)
+                raise APIError(400, f"{message} {more}", field, code=TOO_LONG)
             size += CHARS_OF_AN_ITEM * len(value)
-        elif field == "names" or not isinstance(value, dict | msgspec.Struct):  # `names` are the server's own
+        elif field == "names" or not isinstance(value, dict | msgspec.Struct):  # `names` are the server's
             continue
         size = _with_chars(value, size, max_chars)
         if size > max_chars:
             message = f"{field} and what is before it have {size} characters or more, each message and tool counting "
             message += f"for {CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars)"
             if field not in TURNS:
-                raise Problem(400, f"{message}; send less", field)
+                raise APIError(400, f"{message}; send less", field)
             message += f", so the prompt is too long, and {context(max_model_len)}; send less"
-            raise Problem(400, message, field, code=TOO_LONG)
+            raise APIError(400, message, field, code=TOO_LONG)
 
 
 def _with_chars(value: Any, size: int, most: int) -> int:
     """A size plus the characters and values of a table or list; counting stops beyond `most`."""
     waiting = [value]
     while waiting and size <= most:
-        own = waiting.pop()
-        if isinstance(own, str):
-            size += len(own)
-        elif isinstance(own, dict | list):
-            size += 2 * len(own)
+        item = waiting.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict | list):
+            size += 2 * len(item)
             if size <= most:
-                waiting += own
-                waiting += own.values() if isinstance(own, dict) else ()
-        elif isinstance(own, msgspec.Struct):
-            waiting += msgspec.structs.astuple(own)
+                waiting += item
+                waiting += item.values() if isinstance(item, dict) else ()
+        elif isinstance(item, msgspec.Struct):
+            waiting += msgspec.structs.astuple(item)
     return size
 
 
 def _param(message: str) -> str | None:
     """The field that a message of msgspec's is about: "... - at `$.messages[0]`", "... unknown field `x`"."""
-    found = re.search(r"at `\$\.([A-Za-z_0-9]+)", message) or re.search(r"field `([^`]+)`", message)
-    return None if found is None else found[1]
+    match = re.search(r"at `\$\.([A-Za-z_0-9]+)", message) or re.search(r"field `([^`]+)`", message)
+    return None if match is None else match[1]

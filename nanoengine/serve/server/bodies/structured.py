@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Generation, Queued
-from nanoengine.serve.server.errors import Problem, problem_of
+from nanoengine.serve.server.errors import APIError, api_error_of
 
 
 def is_structured(request: Generation) -> bool:
@@ -24,7 +24,7 @@ def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({
     has sent.
 
     Raises:
-        InvalidSamplingParams, Problem: the error, with the name of that field.
+        InvalidSamplingParams, APIError: the error, with the name of that field.
     """
     try:
         yield
@@ -35,8 +35,8 @@ def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({
             field = [*sent, "tools"][0]  # a tool has a schema where nothing else has one
         named = {**names, **getattr(request, "names", {})}
         raise InvalidSamplingParams(named.get(field, field), error.args[-1]) from error
-    except (InvalidPrompt, Problem) as error:
-        problem = problem_of(error)
+    except (InvalidPrompt, APIError) as error:
+        problem = api_error_of(error)
         if problem.param == "prompt":
             problem.param = _field_of_prompt(request)
             problem.message = re.sub(r"^prompt\b", problem.param, problem.message)
@@ -53,20 +53,20 @@ def structured_outputs(request: Generation) -> dict[str, Any] | None:
     """The fields of `StructuredOutputs`; None: the text is free.
 
     Raises:
-        Problem: a `response_format` of no known type or without its schema, or several fields that each say what the text is.
+        APIError: a `response_format` of no known type or without its schema, or several fields that each say what the text is.
     """
-    found: dict[str, dict[str, Any]] = {}
-    if (own := _of_format(request.response_format)) is not None:
-        found["response_format"] = own
+    outputs: dict[str, dict[str, Any]] = {}
+    if (by_format := _of_format(request.response_format)) is not None:
+        outputs["response_format"] = by_format
     if request.structured_outputs is not None:
-        found["structured_outputs"] = request.structured_outputs
+        outputs["structured_outputs"] = request.structured_outputs
     if request.json_schema is not None:
-        found["json_schema"] = {"json": request.json_schema}
+        outputs["json_schema"] = {"json": request.json_schema}
     if request.grammar:
-        found["grammar"] = {"grammar": request.grammar}
-    if len(found) > 1:
-        raise Problem(400, f"{' and '.join(found)} each say what the text is: give one of them", list(found)[1])
-    return next(iter(found.values()), None)
+        outputs["grammar"] = {"grammar": request.grammar}
+    if len(outputs) > 1:
+        raise APIError(400, f"{' and '.join(outputs)} each say what the text is: give one of them", list(outputs)[1])
+    return next(iter(outputs.values()), None)
 
 
 def _of_format(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -81,9 +81,9 @@ def _of_format(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         schema = table.get("schema") if schema is None else schema
         if schema is None:
-            raise Problem(400, "response_format of type json_schema must have json_schema.schema", "response_format")
+            raise APIError(400, "response_format of type json_schema must have json_schema.schema", "response_format")
         return {"json": schema}
     if kind == "structural_tag":
         return {"structural_tag": {name: value for name, value in table.items() if name != "type"}}
     message = "response_format must have a type: text, json_object, json_schema or structural_tag"
-    raise Problem(400, message, "response_format")
+    raise APIError(400, message, "response_format")

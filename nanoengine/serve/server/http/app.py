@@ -20,31 +20,31 @@ from nanoengine.errors import NanoEngineError
 from nanoengine.serve.server.admission.quota import Quota
 from nanoengine.serve.server.admission.work_share import WorkShare
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import Problem, problem_of
+from nanoengine.serve.server.errors import APIError, api_error_of
 from nanoengine.serve.server.http.connections import CountedHTTP, CountedTLS
 from nanoengine.serve.server.http.endpoint import Endpoint
 from nanoengine.serve.server.http.endpoints import ENDPOINTS, VIEW
-from nanoengine.serve.server.http.middleware import Identify
+from nanoengine.serve.server.http.middleware import ClientMiddleware
 from nanoengine.serve.server.http.page import FILES, file_route
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 
 logger = logging.getLogger("nanoengine.serve.server")
 
 
-class Served(Protocol):
+class ServedApplication(Protocol):
     """What an application serves: one model, or several."""
 
     config: ServerConfig
     work_share: WorkShare
 
 
-def make_app(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> Starlette:
+def make_app(serving: ServedApplication, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> Starlette:
     """The application; VIEW is left out without the page."""
     config = serving.config
     endpoints = [one for one in endpoints if config.page or one.path != VIEW.path]
     files = sorted(FILES) if config.page else []
-    routes = [*(own.route(serving) for own in endpoints), *map(file_route, files)]
-    middleware, origins = [Middleware(Identify, config, endpoints, serving.work_share)], config.cors_origin
+    routes = [*(each.route(serving) for each in endpoints), *map(file_route, files)]
+    middleware, origins = [Middleware(ClientMiddleware, config, endpoints, serving.work_share)], config.cors_origin
     if origins is not None:  # around all: pages may read why they are refused
         middleware.insert(0, Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
@@ -53,9 +53,9 @@ def make_app(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)
     return app
 
 
-def http_settings(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> uvicorn.Config:
+def http_settings(serving: ServedApplication, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> uvicorn.Config:
     """How uvicorn serves the application."""
-    connections = Quota.of_places(serving.config.max_connections)
+    connections = Quota.of_positions(serving.config.max_connections)
     settings = uvicorn.Config(
         make_app(serving, endpoints),
         http=partial(CountedHTTP, connections),  # type: ignore[arg-type]
@@ -79,18 +79,18 @@ def http_settings(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, 
 
 
 async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
-    problem = problem_of(error)
-    if problem.status >= 500 and not isinstance(error, Problem):
+    problem = api_error_of(error)
+    if problem.status >= 500 and not isinstance(error, APIError):
         logger.error("%s: %s", http.url.path, error, exc_info=error)
     return problem.response(http.scope)
 
 
 async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
-    """Of Starlette's own: no such path, no such method."""
+    """Answer an error of Starlette: no such path, no such method."""
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        problem = Problem(405, f"{http.url.path[:80]} does not take {http.method}", headers=error.headers)
+        problem = APIError(405, f"{http.url.path[:80]} does not take {http.method}", headers=error.headers)
     elif error.status_code == HTTPStatus.NOT_FOUND:
-        problem = Problem(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
+        problem = APIError(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
     else:
-        problem = Problem(error.status_code, error.detail, headers=error.headers)
+        problem = APIError(error.status_code, error.detail, headers=error.headers)
     return problem.response(http.scope)

@@ -18,19 +18,19 @@ HANDSHAKE_SECONDS = 8.0
 
 
 def client_of(address: str) -> str:
-    """Who an address counts as. IPv6: all addresses of its /64, since each customer has as many. What is no address, as a proxy
-    may have been told by anybody, is "unknown".
+    """The client of an address. IPv6: the network of its /64, since each customer has so many addresses. A value that is not an
+    IP address (X-Forwarded-For may hold anything) is "unknown".
     """
     try:
-        own = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return "unknown"
-    if isinstance(own, ipaddress.IPv6Address):
-        return str(own.ipv4_mapped or ipaddress.IPv6Network((own, 64), strict=False))
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped or ipaddress.IPv6Network((ip, 64), strict=False))
     return address
 
 
-class _Counted(asyncio.BaseProtocol):
+class CountedConnection(asyncio.BaseProtocol):
     """The protocol next to the socket. `connections`: how many there are; the other arguments are those of the next class."""
 
     def __init__(self, connections: Quota, *args: Any, **kwargs: Any):
@@ -47,15 +47,15 @@ class _Counted(asyncio.BaseProtocol):
             cast(Any, self).refuse(b"503 Service Unavailable")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.give_back(self._address)
+        self._connections.release(self._address)
         super().connection_lost(exc)
 
 
-class CountedHTTP(_Counted, BoundedHTTP):
+class CountedHTTP(CountedConnection, BoundedHTTP):
     """A connection in plain HTTP."""
 
 
-class CountedTLS(_Counted, SSLProtocol):  # type: ignore[misc]
+class CountedTLS(CountedConnection, SSLProtocol):  # type: ignore[misc]
     """A connection in HTTPS."""
 
     @classmethod

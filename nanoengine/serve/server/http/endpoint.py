@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 Handler = Callable[[HTTPRequest, Any], Awaitable[Response | ASGIApp]]
-"""The second argument is the `Serving` of one model, or the `Front` of several (serve/front)."""
+"""The second argument is the `ServedModel` of one model, or the `Front` of several (serve/front)."""
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 """Media types of streams: server-sent events, and a JSON object on each line."""

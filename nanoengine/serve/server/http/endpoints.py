@@ -30,12 +30,12 @@ from nanoengine.serve.server.bodies.protocol import (
 from nanoengine.serve.server.http.endpoint import EVENTS, LINES, Access, Endpoint
 from nanoengine.serve.server.http.openapi import document
 from nanoengine.serve.server.http.page import show_view
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 OPEN, ADMIN, ONLY_ADMIN = Access.OPEN, Access.ADMIN, Access.ONLY_ADMIN
 
 
-async def openapi(_: HTTPRequest, __: Serving) -> Response:
+async def openapi(_: HTTPRequest, __: ServedModel) -> Response:
     return json_response(_document())
 
 

@@ -1,4 +1,4 @@
-"""Identify: the middleware around all endpoints. It identifies the client, checks its access, and logs the request."""
+"""ClientMiddleware: identifies the client of each request, checks its access, and logs the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanoengine.serve.server.admission.text_threads import CURRENT_CLIENT
 from nanoengine.serve.server.admission.work_share import WorkShare
 from nanoengine.serve.server.bodies.protocol import MAX_ID_CHARS
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import CUT_OFF, REASON, Problem, body_too_long, problem_of
+from nanoengine.serve.server.errors import CUT_OFF, REASON, APIError, api_error_of, body_too_long
 from nanoengine.serve.server.http.connections import client_of
 from nanoengine.serve.server.http.endpoint import Access, Endpoint
 from nanoengine.serve.server.http.page import FILES
@@ -40,7 +40,7 @@ MAX_REASON_CHARS = 300
 """The longest error message in the log: messages quote values of clients."""
 
 
-class Identify:
+class ClientMiddleware:
     """Gives each request an id and a client, which is its key or its address. The log has both, the answer has the id.
 
     Args:
@@ -64,8 +64,8 @@ class Identify:
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
-        self._access = {own.path: own.access for own in endpoints} | dict.fromkeys(FILES.values(), Access.OPEN)
-        self._polled = {own.path for own in endpoints if own.is_polled}
+        self._access = {each.path: each.access for each in endpoints} | dict.fromkeys(FILES.values(), Access.OPEN)
+        self._polled = {each.path for each in endpoints if each.is_polled}
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,11 +106,11 @@ class Identify:
         except asyncio.CancelledError:  # the server ends while a request is read, or a text is encoded
             if status:
                 raise
-            await Problem(503, CUT_OFF).response(scope)(scope, receive, send_with_id)
-        except Exception as error:  # nothing that one request meets may be anybody else's
+            await APIError(503, CUT_OFF).response(scope)(scope, receive, send_with_id)
+        except Exception as error:  # an error of one request must not end any other
             logger.exception("request %s", request_id)
             if not status:
-                await problem_of(error).response(scope)(scope, receive, send_with_id)
+                await api_error_of(error).response(scope)(scope, receive, send_with_id)
         finally:
             if self._log and not (status == 200 and scope["path"] in self._polled):
                 fields = {"request_id": request_id, "client": scope[CLIENT], "method": scope["method"]}
@@ -120,33 +120,33 @@ class Identify:
                     fields["reason"], reason = _quoted(scope[REASON][:MAX_REASON_CHARS]), ' reason="%(reason)s"'
                 access_logger.info(ACCESS + reason, fields)
 
-    def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
+    def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> APIError | None:
         """The error of a request that is refused; None: it is let in. A request with a key belongs to the client of the key."""
         if self._is_behind_front:
             scope[CLIENT] = headers.get(CLIENT_HEADER, b"local").decode("latin-1")
             return None
         if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
-            return Problem(400, "the path holds characters that cannot be printed")
+            return APIError(400, "the path holds characters that cannot be printed")
         counts = Counter(name for name, _ in scope["headers"] if name in ONCE)
         if counts.total() > len(counts):  # of two, a proxy may have read the other
             twice = next(name for name, count in counts.items() if count > 1).decode()
-            return Problem(400, f"there are several {twice} headers: send one")
+            return APIError(400, f"there are several {twice} headers: send one")
         host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if not host and (b"host" in headers or scope["http_version"] == "1.1"):
-            return Problem(400, "there is no Host header with a name: HTTP/1.1 asks for one")
+            return APIError(400, "there is no Host header with a name: HTTP/1.1 asks for one")
         if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
-            return Problem(417, "the header Expect must be 100-continue, or not be there")
+            return APIError(417, "the header Expect must be 100-continue, or not be there")
         if int(headers.get(b"content-length", b"0")) > self._max_bytes:
             close = {"connection": "close"} if b"expect" in headers else None  # a body that does not come has no end
             return body_too_long(self._max_bytes, close)
         if host and self._hosts is not None and host not in self._hosts:
-            return Problem(403, f"the host {host[:80]!r} is not a name of this server: see allowed_host")
+            return APIError(403, f"the host {host[:80]!r} is not a name of this server: see allowed_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             # A browser says where a page is from, and others say nothing.
-            own = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
-            if not own and origin not in self._origins and "*" not in self._origins:
-                return Problem(403, "a page of another site may not send this: see cors_origin")
+            is_same = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
+            if not is_same and origin not in self._origins and "*" not in self._origins:
+                return APIError(403, "a page of another site may not send this: see cors_origin")
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
@@ -159,19 +159,19 @@ class Identify:
             if access in (Access.ADMIN, Access.ONLY_ADMIN):
                 return _unknown("this needs the admin key (admin_key)")
         elif access is Access.ONLY_ADMIN:
-            return Problem(403, "only an admin may do this, and this server has none: start it with --admin-key")
+            return APIError(403, "only an admin may do this, and this server has none: start it with --admin-key")
         if self._digests is None or access is Access.OPEN:
             return None
-        matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
+        matches = [secrets.compare_digest(digest, each) for each in self._digests]  # all of them: time tells nothing
         if not any(matches):
             return _unknown("the API key is missing or wrong")
         scope[CLIENT] = f"key-{matches.index(True)}"
         return None
 
 
-def _unknown(message: str) -> Problem:
+def _unknown(message: str) -> APIError:
     message += ": send the header Authorization: Bearer KEY, or x-api-key: KEY"
-    return Problem(401, message, headers={"www-authenticate": "Bearer"})
+    return APIError(401, message, headers={"www-authenticate": "Bearer"})
 
 
 def _quoted(text: str) -> str:

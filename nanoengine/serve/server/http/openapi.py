@@ -28,20 +28,20 @@ ERROR = {
 
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """The description of some endpoints, as OpenAPI 3.1 has it."""
-    bodies = {own.body: None for own in endpoints if own.body is not None}
+    bodies = {endpoint.body: None for endpoint in endpoints if endpoint.body is not None}
     schemas, components = msgspec.json.schema_components(list(bodies), ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for own in endpoints:
-        described: dict[str, Any] = {"summary": own.summary, "responses": _responses(own.stream)}
-        if own.body is not None:
-            content = {"application/json": {"schema": schema_of[own.body]}}
+    for endpoint in endpoints:
+        described: dict[str, Any] = {"summary": endpoint.summary, "responses": _responses(endpoint.stream)}
+        if endpoint.body is not None:
+            content = {"application/json": {"schema": schema_of[endpoint.body]}}
             described["requestBody"] = {"required": True, "content": content}
-        if names := re.findall(r"{(\w+)", own.path):
+        if names := re.findall(r"{(\w+)", endpoint.path):
             described["parameters"] = [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
             ]
-        paths.setdefault(own.path.replace(":path}", "}"), {})[own.method.lower()] = described
+        paths.setdefault(endpoint.path.replace(":path}", "}"), {})[endpoint.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "nanoengine", "version": nanoengine.__version__},

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -42,7 +42,7 @@ HEADERS = {
 }
 
 
-async def show_view(_: Request, serving: Serving) -> Response:
+async def show_view(_: Request, serving: ServedModel) -> Response:
     """The state of the engine between two steps (`EngineView`) as JSON."""
     body = msgspec.json.encode(await serving.view.get())
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

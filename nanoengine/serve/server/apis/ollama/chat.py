@@ -26,9 +26,9 @@ from nanoengine.serve.server.apis.local_sampling import OURS, LocalSampling
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
 from nanoengine.serve.server.bodies.protocol import Positive, Stops, Table, Texts, TranslatedRequest
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 NEVER = "9999-12-31T23:59:59Z"
 """The time at which a model is unloaded."""
@@ -114,7 +114,7 @@ class OllamaEmbedRequest(with_fields(Options, ("keep_alive",)), kw_only=True):  
     options: Options | None = None
 
 
-async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def chat(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer a conversation."""
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
     if not messages:
@@ -123,30 +123,30 @@ async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
-async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def generate(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer one prompt."""
     request = await serving.read(http, OllamaGenerateRequest)
     if not request.prompt and not request.suffix:
         return _loaded(request, response="")
     first = [{"role": "system", "content": request.system}] if request.system else []
-    asked = request.chat([*first, {"role": "user", "content": request.prompt}])
+    chat_request = request.chat([*first, {"role": "user", "content": request.prompt}])
     text = request.prompt if request.raw else None
     if not serving.tokenizer.chat_templates:  # it goes on with texts
         text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
         marks = serving.prompts.fill_tokens
-        text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
-    asked.add_special_tokens, asked.turns = text is not None, "prompt"
+        text, chat_request.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
+    chat_request.add_special_tokens, chat_request.turns = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
+    return await reply(http, serving, chat_request, new_id("ollama-", http, None), writer, text)
 
 
-async def tags(_: HTTPRequest, serving: Serving) -> Response:
+async def tags(_: HTTPRequest, serving: ServedModel) -> Response:
     """The model under each of its names, and its adapters."""
     return json_response({"models": [_listed(serving, name) for name in serving.names.all]})
 
 
-async def ps(_: HTTPRequest, serving: Serving) -> Response:
+async def ps(_: HTTPRequest, serving: ServedModel) -> Response:
     """The models in memory: all of them, for ever."""
     card, names = serving.card, serving.names.all
     rest = {
@@ -157,19 +157,19 @@ async def ps(_: HTTPRequest, serving: Serving) -> Response:
     return json_response({"models": [_listed(serving, name) | rest for name in names]})
 
 
-def _listed(serving: Serving, name: str) -> Table:
-    card, is_own = serving.card, serving.names.is_own(name)
-    details = card.details if is_own else {**card.details, "parent_model": serving.name}
-    own = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
-    return {"name": name, "model": name, **own}
+def _listed(serving: ServedModel, name: str) -> Table:
+    card, is_model = serving.card, serving.names.is_model(name)
+    details = card.details if is_model else {**card.details, "parent_model": serving.name}
+    files = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
+    return {"name": name, "model": name, **files}
 
 
-async def show(http: HTTPRequest, serving: Serving) -> Response:
+async def show(http: HTTPRequest, serving: ServedModel) -> Response:
     """The abilities, the template and the sizes of the model."""
     request = await serving.read(http, OllamaShowRequest)
     name = request.model or request.name
     if name is None:
-        raise Problem(400, "model is missing", "model")
+        raise APIError(400, "model is missing", "model")
     serving.names.check(name)
     info = await serving.text.run(serving.tokenizer.info)
     card = serving.card
@@ -203,7 +203,7 @@ def _advised(defaults: Mapping[str, Any]) -> str:
     return "\n".join(f"{theirs} {defaults[name]}" for theirs, name in OURS.items() if name in defaults)
 
 
-async def version(_: HTTPRequest, __: Serving) -> Response:
+async def version(_: HTTPRequest, __: ServedModel) -> Response:
     return json_response({"version": nanoengine.__version__})
 
 
@@ -211,31 +211,31 @@ async def version(_: HTTPRequest, __: Serving) -> Response:
 
 
 def _messages(request: OllamaChatRequest) -> list[Table]:
-    return [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages or ())]
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(request.messages or ())]
 
 
 def _message(message: Table, where: str) -> Table:
     if message.get("images"):
-        raise Problem(400, f"{where}: images are not supported: this model takes text", "messages")
+        raise APIError(400, f"{where}: images are not supported: this model takes text", "messages")
     if not isinstance(message.get("role"), str) or not isinstance(message.get("content") or "", str):
-        raise Problem(400, f"{where}: a message has a role, and a content that is a text", "messages")
-    found = {"role": message["role"], "content": message.get("content") or ""}
+        raise APIError(400, f"{where}: a message has a role, and a content that is a text", "messages")
+    converted = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("thinking"):
-        found["reasoning_content"] = message["thinking"]
+        converted["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
-        found["name"] = message["tool_name"]
+        converted["name"] = message["tool_name"]
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
-            raise Problem(400, f"{where}: tool_calls must be a list", "messages")
-        found["tool_calls"] = [_call(own, index, where) for index, own in enumerate(calls)]
-    return found
+            raise APIError(400, f"{where}: tool_calls must be a list", "messages")
+        converted["tool_calls"] = [_call(call, index, where) for index, call in enumerate(calls)]
+    return converted
 
 
-def _call(own: Any, index: int, where: str) -> Table:
-    made = own.get("function") if isinstance(own, dict) else None
-    if not isinstance(made, dict) or not isinstance(made.get("name"), str):
-        raise Problem(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
-    return tool_call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
+def _call(call: Any, index: int, where: str) -> Table:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise APIError(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
+    return tool_call(call.get("id") or f"call_{index}", function["name"], function.get("arguments") or {})
 
 
 def _format(format: str | Table | None) -> Table | None:
@@ -244,26 +244,26 @@ def _format(format: str | Table | None) -> Table | None:
     if isinstance(format, dict):
         return json_schema(format)
     if format != "json":
-        raise Problem(400, f"format is {format[:80]!r}: it must be 'json' or a schema", "format")
+        raise APIError(400, f"format is {format[:80]!r}: it must be 'json' or a schema", "format")
     return {"type": "json_object"}
 
 
-# ---- what they are told
+# ---- what the server sends
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(request: _Generation, **said: Any) -> Response:
+def _loaded(request: _Generation, **fields: Any) -> Response:
     """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
-    return loaded_answer(request.model, reason, **said)
+    return loaded_answer(request.model, reason, **fields)
 
 
-def loaded_answer(model: str, reason: str, **said: Any) -> Response:
+def loaded_answer(model: str, reason: str, **fields: Any) -> Response:
     """The answer to a request without a prompt. `reason`: "load" or "unload"."""
-    return json_response({"model": model, "created_at": _now(), **said, "done": True, "done_reason": reason})
+    return json_response({"model": model, "created_at": _now(), **fields, "done": True, "done_reason": reason})
 
 
 class OllamaWriter(Writer):
@@ -276,26 +276,26 @@ class OllamaWriter(Writer):
     def __init__(self, model: str, is_chat: bool):
         super().__init__()
         self._model, self._is_chat = model, is_chat
-        self._said: Table = {}
+        self._answer: Table = {}
         self._whole: Table = {}
 
     def write(self, event: Table) -> bytes:
         return encode(event) + b"\n"
 
-    def _line(self, said: Table, **rest: Any) -> Table:
-        own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
-        return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
+    def _line(self, part: Table, **rest: Any) -> Table:
+        line = {"message": {"role": "assistant", "content": "", **part}} if self._is_chat else {"response": "", **part}
+        return {"model": self._model, "created_at": _now(), **line, "done": False, **rest}
 
     def add(self, text: str) -> Iterator[Table]:
         if self._kind is CallPiece:  # its clients take whole calls
             return
-        said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
-        for name in said:
-            self._said[name] = self._said.get(name, "") + text
-        yield self._line(said)
+        fields = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
+        for name in fields:
+            self._answer[name] = self._answer.get(name, "") + text
+        yield self._line(fields)
 
     def called(self, call: Call) -> Iterator[Table]:
-        calls = self._said.setdefault("tool_calls", [])
+        calls = self._answer.setdefault("tool_calls", [])
         function = {"index": len(calls), "name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
         calls.append({"id": self.prompt.new_id(), "function": function})
         yield self._line({"tool_calls": calls[-1:]})
@@ -312,10 +312,10 @@ class OllamaWriter(Writer):
             "eval_count": usage.new,
             "eval_duration": new,
         }
-        self._whole = self._line(self._said) | rest
+        self._whole = self._line(self._answer) | rest
         yield self._line({}) | rest
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         return self.write(problem.table("/api/"))
 
     def body(self) -> Table:

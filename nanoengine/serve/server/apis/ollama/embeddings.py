@@ -11,29 +11,29 @@ from starlette.responses import Response
 
 from nanoengine.core.sequence import Request
 from nanoengine.features.pooling.params import PoolingParams
-from nanoengine.serve.server.apis.json_response import Pieces, encode, json_response
+from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode, json_response
 from nanoengine.serve.server.apis.ollama.chat import OllamaEmbedRequest
 from nanoengine.serve.server.apis.openai.embeddings import embedded, vector_of
 from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import Queued
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 
-async def embed(http: HTTPRequest, serving: Serving) -> Response:
+async def embed(http: HTTPRequest, serving: ServedModel) -> Response:
     """Embed texts. What is too long is cut at its end, unless that is refused."""
     start = time.monotonic_ns()
     request, inputs = await serving.read_as(
         http,
         OllamaEmbedRequest,
-        lambda own: prompt_list(own.input, "input", serving.config.max_prompts) if own.input else [],  # type: ignore[arg-type]
+        lambda body: prompt_list(body.input, "input", serving.config.max_prompts) if body.input else [],  # type: ignore[arg-type]
     )
     if not inputs:  # so that a model is loaded: it is
         return json_response({"model": request.model, "embeddings": []})
     queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
     params = PoolingParams(dimensions=request.dimensions)
     requests = await embedded(http, serving, queued, new_id("ollama-", http, None), inputs, params)
-    return Pieces(await serving.text.run(partial(_body, request.model, start, requests)))
+    return ChunkedJSONResponse(await serving.text.run(partial(_body, request.model, start, requests)))
 
 
 def _body(model: str, start: int, requests: list[Request]) -> list[bytes]:

@@ -25,12 +25,12 @@ from nanoengine.serve.server.bodies.chat_encoder import joined
 from nanoengine.serve.server.bodies.protocol import ChatRequest
 from nanoengine.serve.server.jobs import Job
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, Serving
+from nanoengine.serve.server.served_model import Encoding, ServedModel
 
 ASSISTANT = "assistant"
 
 
-async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def chat_completions(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer a conversation, n times."""
     request = await serving.read(http, ChatRequest)
     conversation = await Conversation.of(serving, request)
@@ -38,9 +38,9 @@ async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | Ev
     answer.conversation = conversation
 
     def tokens() -> Encoding:
-        found = yield from conversation.tokens()
+        encoded = yield from conversation.tokens()
         answer.is_parsed = not isinstance(conversation.parser(), PlainText)
-        return found
+        return encoded
 
     return await answer.send(http, 1, tokens)
 
@@ -61,14 +61,14 @@ class _Choice:
     def read(self, text: str, ended: str | None) -> dict[str, Any]:
         """The fields of a delta. Arguments as for `StreamParser.read`."""
         events = self._reader.read(text, ended)
-        said = answer_of(events)
-        found: dict[str, Any] = {"content": said.text} if said.text else {}
-        if said.reasoning and self._with_reasoning:
-            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
-        self.has_called |= bool(said.calls)
+        answer = answer_of(events)
+        fields: dict[str, Any] = {"content": answer.text} if answer.text else {}
+        if answer.reasoning and self._with_reasoning:
+            fields |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
+        self.has_called |= bool(answer.calls)
         if calls := self._calls(events if self._is_stream else without_incomplete_calls(events)):
-            found["tool_calls"] = calls
-        return found
+            fields["tool_calls"] = calls
+        return fields
 
     def _calls(self, events: list[Event]) -> list[dict[str, Any]]:
         """The pieces of calls; those of one call are joined."""
@@ -117,7 +117,7 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         n, prompt = self.request.n or 1, len(self.conversation.prompt.text) if self.request.return_prompt_text else 0
         return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
 
-    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         piece = self._piece(output, index, output.outputs[index], Progress())
         message: dict[str, Any] = {"role": self.role, "content": "", "refusal": None, "reasoning": None}
         message |= piece.pop("delta")
@@ -126,18 +126,18 @@ class _Chat(ChoicesAnswer[ChatRequest]):
             del call["index"]  # which only streams have
         return {"index": index, "message": message, **piece}
 
-    def _logprobs(self, prompt: list[int], progress: Progress, told: CompletionOutput | Delta) -> dict[str, Any]:
-        names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
+    def _logprobs(self, prompt: list[int], progress: Progress, delta: CompletionOutput | Delta) -> dict[str, Any]:
+        names = progress.names(self.serving.tokenizer, self.params, prompt, delta.token_ids, delta)
         num_top = self.request.top_logprobs or 0
-        return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
+        return self.shapes.chat(delta.token_ids, names, delta.logprobs or [], num_top, progress.last)
 
     def num_thought(self, outputs: Sequence[RequestOutput]) -> int:
-        return sum(self.conversation.num_thought(one.token_ids) for own in outputs for one in own.outputs)
+        return sum(self.conversation.num_thought(one.token_ids) for output in outputs for one in output.outputs)
 
-    def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
+    def rest(self, output: RequestOutput, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         request = self.request
         return {
-            "prompt_logprobs": told,
+            "prompt_logprobs": of_prompt,
             "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
             "prompt_text": self.conversation.prompt.text if request.return_prompt_text else None,
         }
@@ -158,25 +158,25 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         ]
 
     def _piece(
-        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+        self, source: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
     ) -> dict[str, Any]:
         """All that a delta says; a whole choice is one delta."""
         choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self.conversation))
-        said = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
+        fields = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
         logprobs = None
         if delta.logprobs is not None:
-            logprobs = self._logprobs(own.prompt_token_ids, progress, delta)
+            logprobs = self._logprobs(source.prompt_token_ids, progress, delta)
         token_ids = delta.token_ids if self.request.return_token_ids else None
-        piece: dict[str, Any] = {"index": delta.index, "delta": said, "logprobs": logprobs, "finish_reason": None}
+        piece: dict[str, Any] = {"index": delta.index, "delta": fields, "logprobs": logprobs, "finish_reason": None}
         if delta.finish_reason is not None:
             reason = ended_by(delta.finish_reason, choice.has_called)
             piece |= {"finish_reason": reason, "stop_reason": delta.stop_reason}
         return piece | {"token_ids": token_ids}
 
     def pieces(
-        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+        self, source: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
     ) -> list[dict[str, Any]]:
-        piece = self._piece(own, index, delta, progress)
+        piece = self._piece(source, index, delta, progress)
         if piece == {"index": delta.index, "delta": {}} | dict.fromkeys(("logprobs", "finish_reason", "token_ids")):
             return []
         if delta.finish_reason is None or "tool_calls" not in piece["delta"]:

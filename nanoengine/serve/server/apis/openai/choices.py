@@ -17,14 +17,14 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.admission.answer_bytes import answer_bytes
-from nanoengine.serve.server.admission.text_threads import at_once
+from nanoengine.serve.server.admission.text_threads import run_to_end
 from nanoengine.serve.server.apis.event_stream import EventStream
-from nanoengine.serve.server.apis.json_response import Pieces, encode, in_pieces
+from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode, in_pieces
 from nanoengine.serve.server.apis.openai.logprobs import LogprobShapes, Progress
 from nanoengine.serve.server.bodies.params import MANY
 from nanoengine.serve.server.bodies.protocol import Generation
 from nanoengine.serve.server.jobs import Job
-from nanoengine.serve.server.served_model import FEW, Encoding, Serving
+from nanoengine.serve.server.served_model import FEW, Encoding, ServedModel
 
 G = TypeVar("G", bound=Generation)
 
@@ -50,7 +50,7 @@ class ChoicesAnswer(Generic[G]):
     plain: ClassVar[tuple[bytes, bytes]]  # before and behind the text, in a chunk with text alone
     is_parsed = False  # the text may hold thoughts and calls
 
-    def __init__(self, serving: Serving, request: G, job_id: str, params: SamplingParams):
+    def __init__(self, serving: ServedModel, request: G, job_id: str, params: SamplingParams):
         self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
         self.created = int(time.time())
         self.num_prompt_tokens: list[int] = []
@@ -58,19 +58,19 @@ class ChoicesAnswer(Generic[G]):
         self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
 
     async def send(self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Encoding]) -> Response | EventStream:
-        """Start a job for the prompts, and make its answer. Arguments and errors as for `Serving.start`."""
+        """Start a job for the prompts, and make its answer. Arguments and errors as for `ServedModel.start`."""
         serving, params = self.serving, self.params
         job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
-        self.num_prompt_tokens = [len(own.prompt_token_ids) for own in job.requests]
+        self.num_prompt_tokens = [len(request.prompt_token_ids) for request in job.requests]
         if self.request.stream:
             return EventStream(serving, job, self.events(job))
         async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
             await job.end()
-        num_new = sum(seq.num_tokens - seq.num_prompt_tokens for own in job.requests for seq in own.sequences)
+        num_new = sum(seq.num_tokens - seq.num_prompt_tokens for request in job.requests for seq in request.sequences)
         is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS or num_new > MANY
         with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         body = self.body(job.requests)
-        return Pieces(await serving.text.finish(body) if is_long or with_logprobs else at_once(body))
+        return ChunkedJSONResponse(await serving.text.finish(body) if is_long or with_logprobs else run_to_end(body))
 
     def size(self, requests: Sequence[Request]) -> int:
         """The most bytes that the answer takes."""
@@ -90,7 +90,7 @@ class ChoicesAnswer(Generic[G]):
     # ---- whole
 
     def body(self, requests: list[Request]) -> Generator[None, None, list[bytes]]:
-        """Returns the whole answer as JSON in pieces; between two of its steps others may have their turn."""
+        """Returns the whole answer as JSON in pieces; other clients may run between two of its steps."""
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
@@ -102,30 +102,30 @@ class ChoicesAnswer(Generic[G]):
         }
         pieces = [encode(common)[:-1] + b',"choices":[']
         for number, output in enumerate(outputs):
-            told = None
+            of_prompt = None
             if output.prompt_logprobs is not None:
-                told = yield from self._prompt_logprobs(output)
+                of_prompt = yield from self._prompt_logprobs(output)
             for index in range(len(output.outputs)):
-                pieces += [encode(self.choice(number, output, index, told)), b","]
+                pieces += [encode(self.choice(number, output, index, of_prompt)), b","]
                 if self.params.logprobs is not None or not len(pieces) % CHOICES_OF_A_STEP:
                     yield
         rest = {
             "service_tier": None,
             "system_fingerprint": self.serving.fingerprint,
             "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached, self.num_thought(outputs)),
-            **self.rest(outputs[0], told),
+            **self.rest(outputs[0], of_prompt),
         }
         pieces[-1] = b"]," + encode(rest)[1:]
         return pieces
 
-    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         """The JSON of one completion.
 
         Args:
             number: of the prompt.
             output: of the prompt.
             index: of the completion.
-            told: log probabilities of the prompt.
+            of_prompt: log probabilities of the prompt.
         """
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class ChoicesAnswer(Generic[G]):
         """Tokens of all thoughts; None: no answer here has any."""
         return None
 
-    def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
+    def rest(self, output: RequestOutput, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         """More fields of the answer, beside its choices."""
         return {}
 
@@ -148,7 +148,7 @@ class ChoicesAnswer(Generic[G]):
     # ---- in chunks
 
     async def events(self, job: Job) -> AsyncIterator[bytes]:
-        """The chunks of a stream; those that are ready at the same time come together."""
+        """The chunks of a stream; those that are ready at the same time are one write."""
         serving, request, n = self.serving, self.request, self.request.n or 1
         common = {
             "id": self.job_id,
@@ -198,41 +198,41 @@ class ChoicesAnswer(Generic[G]):
                     progress.advance(delta.token_ids)
                     continue
                 make = partial(self._encoded, job.requests[number], index, delta)
-                own = await serving.make(make, progress, slow=is_first and bool(request.echo))
+                encoded = await serving.make(make, progress, slow=is_first and bool(request.echo))
                 progress.advance(delta.token_ids)
-                if not own:
+                if not encoded:
                     continue
                 usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
-                parts += [chunks.chunk(choice, usage) for choice in own[:-1]]
+                parts += [chunks.chunk(choice, usage) for choice in encoded[:-1]]
                 is_last = delta.finish_reason is not None and not with_usage
-                parts.append(chunks.last(own[-1], usage) if is_last else chunks.chunk(own[-1], usage))
+                parts.append(chunks.last(encoded[-1], usage) if is_last else chunks.chunk(encoded[-1], usage))
             for part in in_pieces(parts):
                 yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
-            num_thought = self.num_thought([own.output() for own in job.requests])
+            num_thought = self.num_thought([each.output() for each in job.requests])
             num_prompt = sum(self.num_prompt_tokens)
             yield chunks.usage(serving.usage(num_prompt, num_new, job.num_cached_tokens, num_thought))
 
     def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
         return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
 
-    def _encoded(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[bytes]:
-        return [encode(piece) for piece in self.pieces(own, index, delta, progress)]
+    def _encoded(self, source: Request, index: int, delta: Delta, progress: Progress) -> list[bytes]:
+        return [encode(piece) for piece in self.pieces(source, index, delta, progress)]
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
         """Chunks before the first delta: the choice of each, and the JSON of its other fields, from a comma on."""
         return []
 
     def pieces(
-        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+        self, source: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
     ) -> list[dict[str, Any]]:
         """The choices of the chunks of a delta; none if the parser still holds its text. `progress`: before the delta."""
         raise NotImplementedError
 
 
 class Chunks:
-    """Makes the events of one stream; the fields that all chunks share are encoded once.
+    """Makes the events of one stream; the common fields of all chunks are encoded once.
 
     Args:
         common: fields of every chunk: id, object, created, model.

@@ -1,4 +1,4 @@
-"""POST /v1/completions: completions of one or more prompts, given as text or as token ids."""
+"""POST /v1/completions: completions of one or more prompts, as text or as token ids."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nanoengine.serve.server.apis.openai.choices import ChoicesAnswer
 from nanoengine.serve.server.apis.openai.logprobs import Progress, names_of
 from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import CompletionRequest
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, Serving
+from nanoengine.serve.server.served_model import Encoding, ServedModel
 
 
-async def completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def completions(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     request, prompts = await serving.read_as(http, CompletionRequest, partial(_prompts, serving))
     params = await serving.params(
@@ -48,15 +48,17 @@ async def completions(http: HTTPRequest, serving: Serving) -> Response | EventSt
     return await answer.send(http, len(prompts), tokens)
 
 
-def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[int]]:
-    """The prompts of a request. With a suffix each is a prompt for the text in front of it, which the model's own marks end."""
+def _prompts(serving: ServedModel, request: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of a request. With a suffix each is a prompt to fill in the middle, which special tokens of the
+    model end.
+    """
     prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
     if not request.suffix:
         return prompts
     marks, suffix = serving.prompts.fill_tokens, request.suffix
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
-        raise Problem(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")
+        raise APIError(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")
     request.stop_token_ids = [*(request.stop_token_ids or ()), *marks.ends]
     return [marks.prompt(text, suffix) for text in texts]
 
@@ -73,20 +75,20 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         super().__init__(*args)
         self._names: dict[int, list[str]] = {}  # texts of the tokens of each repeated prompt
 
-    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         [piece] = self.pieces(output, number * len(output.outputs) + index, output.outputs[index], Progress())
-        return piece | {"prompt_logprobs": told}
+        return piece | {"prompt_logprobs": of_prompt}
 
     def _logprobs(
-        self, number: int, own: Request | RequestOutput, progress: Progress, told: CompletionOutput | Delta
+        self, number: int, request: Request | RequestOutput, progress: Progress, delta: CompletionOutput | Delta
     ) -> dict[str, Any]:
         """Log probabilities of the next tokens; with `echo`, those of the prompt in front of the first ones."""
-        prompt, token_ids = own.prompt_token_ids, [] if self.request.is_echo_only else told.token_ids
-        names = progress.names(self.serving.tokenizer, self.params, prompt, token_ids, told)
-        before, entries = progress.last, list[TokenLogprobs | None]((told.logprobs or [])[: len(token_ids)])
+        prompt, token_ids = request.prompt_token_ids, [] if self.request.is_echo_only else delta.token_ids
+        names = progress.names(self.serving.tokenizer, self.params, prompt, token_ids, delta)
+        before, entries = progress.last, list[TokenLogprobs | None]((delta.logprobs or [])[: len(token_ids)])
         if self.request.echo and not progress.num_tokens:
             before, token_ids, names = [], [*prompt, *token_ids], self._names_of_prompt(number, prompt) + names
-            entries = [*(own.prompt_logprobs or ()), *entries]
+            entries = [*(request.prompt_logprobs or ()), *entries]
         offset, progress.num_chars = progress.num_chars, progress.num_chars + sum(map(len, names))
         return self.shapes.completion(token_ids, names, entries, self.request.logprobs or 0, offset, before)
 
@@ -104,11 +106,11 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         return names
 
     def pieces(
-        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+        self, source: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
     ) -> list[dict[str, Any]]:
         request, is_first = self.request, progress.num_tokens == 0
         text, number = "" if request.is_echo_only else delta.text, index // (request.n or 1)
-        logprobs = None if delta.logprobs is None else self._logprobs(number, own, progress, delta)
+        logprobs = None if delta.logprobs is None else self._logprobs(number, source, progress, delta)
         if is_first and self.echoes:
             text = self.echoes[number] + text
         choice = {
@@ -117,7 +119,7 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
-            "prompt_token_ids": own.prompt_token_ids if is_first and request.return_token_ids else None,
+            "prompt_token_ids": source.prompt_token_ids if is_first and request.return_token_ids else None,
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
         return [choice]

@@ -15,12 +15,12 @@ from nanoengine.core.sequence import Request
 from nanoengine.features import EMBEDDING
 from nanoengine.features.pooling.params import PoolingParams
 from nanoengine.serve.server.admission.answer_bytes import answer_bytes
-from nanoengine.serve.server.apis.json_response import Pieces, encode
+from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode
 from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import EmbeddingRequest, Queued
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, Serving
+from nanoengine.serve.server.served_model import Encoding, ServedModel
 
 NUMBER_BYTES = 32
 """Bytes of a number of an embedding, as it is computed and as JSON."""
@@ -29,27 +29,27 @@ FEW_NUMBERS = 1 << 14
 """Answers with more numbers are encoded in a thread."""
 
 
-async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
+async def embeddings(http: HTTPRequest, serving: ServedModel) -> Response:
     """Embed texts, or lists of token ids."""
     request, inputs = await serving.read_as(
-        http, EmbeddingRequest, lambda own: prompt_list(own.input, "input", serving.config.max_prompts)
+        http, EmbeddingRequest, lambda body: prompt_list(body.input, "input", serving.config.max_prompts)
     )
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
     job_id = new_id("embd-", http, request.request_id)
     requests = await embedded(http, serving, request, job_id, inputs, params)
     body = partial(_body, serving, job_id, request.encoding_format == "base64")
-    return Pieces(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))
+    return ChunkedJSONResponse(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))
 
 
 async def embedded(
     http: HTTPRequest,
-    serving: Serving,
+    serving: ServedModel,
     request: Queued,
     job_id: str,
     inputs: Sequence[str | list[int]],
     params: PoolingParams,
 ) -> list[Request]:
-    """Compute the embedding of each input; return the requests, which hold them. Arguments and errors as for `Serving.start`
+    """Compute the embedding of each input; return the requests, which hold them. Arguments and errors as for `ServedModel.start`
     and `Job.end`.
     """
 
@@ -57,14 +57,13 @@ async def embedded(
         return (yield from serving.prompts.encode(inputs, request)), params
 
     def size(requests: Sequence[Request]) -> int:
-        own = answer_bytes(requests, serving.max_model_len)
-        return own + _num_numbers(requests) * NUMBER_BYTES
+        return answer_bytes(requests, serving.max_model_len) + _num_numbers(requests) * NUMBER_BYTES
 
     job = await serving.start(http, job_id, request, params, len(inputs), tokens, size)
     async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
         await job.end()
-    if any(EMBEDDING not in own.sequences[0].state for own in job.requests):
-        raise Problem(503, "the request was aborted")
+    if any(EMBEDDING not in each.sequences[0].state for each in job.requests):
+        raise APIError(503, "the request was aborted")
     return job.requests
 
 
@@ -73,7 +72,7 @@ def vector_of(request: Request) -> Any:
     return request.sequences[0].state[EMBEDDING]
 
 
-def usage(serving: Serving, requests: Sequence[Request]) -> dict[str, Any]:
+def usage(serving: ServedModel, requests: Sequence[Request]) -> dict[str, Any]:
     """The usage of some requests: the tokens of their inputs."""
     outputs = [request.output() for request in requests]
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -81,15 +80,15 @@ def usage(serving: Serving, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _num_numbers(requests: Sequence[Request]) -> int:
-    return sum(own.params.dimensions or 0 for own in requests if isinstance(own.params, PoolingParams))
+    return sum(each.params.dimensions or 0 for each in requests if isinstance(each.params, PoolingParams))
 
 
-def _body(serving: Serving, job_id: str, as_base64: bool, requests: list[Request]) -> list[bytes]:
+def _body(serving: ServedModel, job_id: str, as_base64: bool, requests: list[Request]) -> list[bytes]:
     common = {"id": job_id, "object": "list", "created": int(time.time()), "model": serving.name}
     pieces = [encode(common)[:-1] + b',"data":[']
     for index, request in enumerate(requests):
         vector = vector_of(request)
-        said = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
-        pieces += [encode({"object": "embedding", "index": index, "embedding": said}), b","]
+        embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
+        pieces += [encode({"object": "embedding", "index": index, "embedding": embedding}), b","]
     pieces[-1] = b"]," + encode({"usage": usage(serving, requests)})[1:]
     return pieces

@@ -39,16 +39,16 @@ class Progress:
         params: SamplingParams,
         prompt: Sequence[int],
         token_ids: Sequence[int],
-        told: Delta | CompletionOutput,
+        delta: Delta | CompletionOutput,
     ) -> list[str]:
         """The text that each of the next tokens adds to this choice: of the last ones, up to the stop string that ended it."""
         if self.text is None:
             decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
             self.text = StopDetokenizer(decode, prompt=prompt, include_stop=params.include_stop_str_in_output)
             self.last = list(prompt[-MOST_PARTS:])
-        is_cut, reason = isinstance(told.stop_reason, str), told.finish_reason
+        is_cut, reason = isinstance(delta.stop_reason, str), delta.finish_reason
         names = names_of(self.text, token_ids, reason is not None, reason == "stop" and not is_cut)
-        self.num_beyond += sum(map(len, names)) - len(told.text)
+        self.num_beyond += sum(map(len, names)) - len(delta.text)
         for i in reversed(range(len(names) if is_cut else 0)):
             num_kept = len(names[i]) - self.num_beyond
             self.num_beyond, names[i] = max(-num_kept, 0), names[i][: max(num_kept, 0)]
@@ -81,7 +81,7 @@ def names_of(text: Detokenizer, token_ids: Sequence[int], is_last: bool, is_stop
     return names
 
 
-class Place(NamedTuple, Generic[E]):
+class TokenPosition(NamedTuple, Generic[E]):
     """A token in a text."""
 
     token: int
@@ -121,13 +121,16 @@ class LogprobShapes:
             offset: characters before the first.
             before: tokens before the first, those that may be parts of its first character.
         """
-        places = _places(token_ids, names, entries, before)
+        positions = _token_positions(token_ids, names, entries, before)
         return {
             "text_offset": list(accumulate(map(len, names[:-1]), initial=offset)) if names else [],
-            "token_logprobs": [None if own.entry is None else _finite(own.entry[own.token].logprob) for own in places],
-            "tokens": [self._shown(own.token, own.name) for own in places],
+            "token_logprobs": [
+                None if each.entry is None else _finite(each.entry[each.token].logprob) for each in positions
+            ],
+            "tokens": [self._shown(each.token, each.name) for each in positions],
             "top_logprobs": [
-                None if own.entry is None else self._table(self._top(own, own.entry, num_top + 1)) for own in places
+                None if each.entry is None else self._table(self._top(each, each.entry, num_top + 1))
+                for each in positions
             ],
         }
 
@@ -142,18 +145,19 @@ class LogprobShapes:
         """Of /v1/chat/completions. Arguments as for `completion`, but `num_top` counts the token itself."""
         return {
             "content": [
-                self._chat_entry(own.token, own.name, own.entry[own.token].logprob)
-                | {"top_logprobs": [self._chat_entry(*top) for top in self._top(own, own.entry, num_top)]}
-                for own in _places(token_ids, names, entries, before)
+                self._chat_entry(each.token, each.name, each.entry[each.token].logprob)
+                | {"top_logprobs": [self._chat_entry(*top) for top in self._top(each, each.entry, num_top)]}
+                for each in _token_positions(token_ids, names, entries, before)
             ]
         }
 
-    def _top(self, own: Place[Any], entry: TokenLogprobs, count: int) -> Iterator[tuple[int, str, float]]:
-        """The token of a place and the likeliest others, each with its text and its log probability. Here a token that adds no
-        text, such as the end of a text, has its own text.
+    def _top(self, position: TokenPosition[Any], entry: TokenLogprobs, count: int) -> Iterator[tuple[int, str, float]]:
+        """The token of a position and the likeliest others, each with its text and its log probability. Here a token that adds no
+        text, such as the end of a text, has the text of its vocabulary entry.
         """
-        for token, logprob in _ranked(own.token, entry, count):
-            yield token, (own.name if token == own.token else "") or self._texts.after(own.before, token), logprob
+        for token, logprob in _ranked(position.token, entry, count):
+            name = position.name if token == position.token else ""
+            yield token, name or self._texts.after(position.before, token), logprob
 
     def _table(self, top: Iterable[tuple[int, str, float]]) -> dict[str, float]:
         table: dict[str, float] = {}
@@ -175,7 +179,7 @@ class LogprobShapes:
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> Iterator[dict[str, Any] | None]:
         """Of `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
-        for token, _, entry, before in _places(token_ids, [""] * len(token_ids), entries):
+        for token, _, entry, before in _token_positions(token_ids, [""] * len(token_ids), entries):
             if entry is None:
                 yield None
                 continue
@@ -185,18 +189,18 @@ class LogprobShapes:
             }
 
 
-def _places(
+def _token_positions(
     token_ids: Sequence[int], names: Sequence[str], entries: Sequence[E], before: Sequence[int] = ()
-) -> list[Place[E]]:
+) -> list[TokenPosition[E]]:
     all_ids = [*before, *token_ids]
     contexts = [all_ids[max(0, i - MOST_PARTS) : i] for i in range(len(before), len(all_ids))]
-    return [Place(*own) for own in zip(token_ids, names, entries, contexts, strict=True)]
+    return [TokenPosition(*fields) for fields in zip(token_ids, names, entries, contexts, strict=True)]
 
 
 def _ranked(token: int, entry: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
     """The token itself, then the others, the likeliest first; `count` of them at most."""
     order = sorted(entry.items(), key=lambda pair: (pair[0] != token, pair[1].rank))
-    return islice(((t, own.logprob) for t, own in order), count)
+    return islice(((t, logprob.logprob) for t, logprob in order), count)
 
 
 def _finite(logprob: float) -> float:

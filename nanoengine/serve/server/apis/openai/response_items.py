@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoengine.serve.server.apis.conversation import assistant_message, text_of, tool_call, tool_table, unsupported
 from nanoengine.serve.server.bodies.protocol import Table
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the field of the text."""
@@ -28,29 +28,29 @@ class Tools:
 
     def __init__(self, tables: list[Table]):
         self.tables: list[Table] = []
-        self.fields: dict[str, str] = {}  # the place of each tool's parameters in our request, and in the client's
+        self.fields: dict[str, str] = {}  # the path of each tool's parameters in our request, and in the client's
         self._names: dict[str, Table] = {}
         for index, table in enumerate(tables):
             self._add(table, f"tools[{index}]")
 
-    def _add(self, table: Table, place: str, namespace: str | None = None) -> None:
+    def _add(self, table: Table, path: str, namespace: str | None = None) -> None:
         kind, name = table.get("type"), table.get("name") or ""
         if not isinstance(name, str):
-            raise Problem(400, f"tools: the name of a tool must be a text, not {str(name)[:80]!r}", "tools")
+            raise APIError(400, f"tools: the name of a tool must be a text, not {str(name)[:80]!r}", "tools")
         if kind == "namespace" and namespace is None:
-            given = table.get("tools") or []
-            if not isinstance(given, list) or not all(isinstance(own, dict) for own in given):
-                raise Problem(400, "tools: the tools of a namespace must be a list of objects", "tools")
-            for index, own in enumerate(given):
-                self._add(own, f"{place}.tools[{index}]", name)
+            tools = table.get("tools") or []
+            if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+                raise APIError(400, "tools: the tools of a namespace must be a list of objects", "tools")
+            for index, tool in enumerate(tools):
+                self._add(tool, f"{path}.tools[{index}]", name)
         elif kind == "function":
             flat = flat_name(name, namespace)
             self._names[flat] = {"name": name, **({"namespace": namespace} if namespace else {})}
             strict = table.get("strict")
-            self.fields[f"tools[{len(self.tables)}].function.parameters"] = f"{place}.parameters"
+            self.fields[f"tools[{len(self.tables)}].function.parameters"] = f"{path}.parameters"
             self.tables.append(tool_table(flat, table.get("description"), table.get("parameters"), strict))
         elif not str(kind).startswith(LEFT_OUT):
-            raise Problem(400, f"tools of type {str(kind)[:80]!r} are not supported: give functions", "tools")
+            raise APIError(400, f"tools of type {str(kind)[:80]!r} are not supported: give functions", "tools")
 
     def names(self, flat: str) -> Table:
         """The client's names of a tool that the model has called."""
@@ -67,7 +67,7 @@ def turns(items: str | list[Table]) -> list[Table]:
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
-    found: list[Table] = []
+    messages: list[Table] = []
     thought = ""
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -75,31 +75,31 @@ def turns(items: str | list[Table]) -> list[Table]:
         if kind == "message":
             role, content = item.get("role"), _content(item.get("content"), where)
             if role not in ROLES:
-                raise Problem(
+                raise APIError(
                     400, f"{where}: role is {str(role)[:80]!r}: it must be one of {', '.join(ROLES)}", "input"
                 )
             if role == "assistant":
-                found.append(assistant_message(content, [], thought))
+                messages.append(assistant_message(content, [], thought))
                 thought = ""
             else:
-                found.append({"role": role, "content": content})
+                messages.append({"role": role, "content": content})
         elif kind == "function_call":
             name = flat_name(_text(item, "name", where), item.get("namespace"))
-            own = tool_call(_text(item, "call_id", where), name, _text(item, "arguments", where))
-            last = found[-1] if found else {}
+            call = tool_call(_text(item, "call_id", where), name, _text(item, "arguments", where))
+            last = messages[-1] if messages else {}
             if last.get("role") == "assistant" and not thought:
-                last.setdefault("tool_calls", []).append(own)
+                last.setdefault("tool_calls", []).append(call)
             else:
-                found.append(assistant_message(None, [own], thought))
+                messages.append(assistant_message(None, [call], thought))
                 thought = ""
         elif kind == "function_call_output":
             content = _content(item.get("output"), where)
-            found.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content})
+            messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content})
         elif kind == "reasoning":
             thought += _thought(item, where)
         else:
             raise unsupported("items", kind, where, "input")
-    return found
+    return messages
 
 
 def _content(content: Any, where: str) -> str:

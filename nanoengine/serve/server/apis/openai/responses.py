@@ -19,9 +19,9 @@ from nanoengine.serve.server.apis.openai.response_items import Tools, encode_tho
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import IGNORED_RESPONSES, check_unknown, with_fields
 from nanoengine.serve.server.bodies.protocol import SAMPLING, Named, ReasoningWish, Table, TranslatedRequest
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -56,9 +56,9 @@ class ResponsesRequest(
             for name in (table := getattr(self, field) or {}).keys() - known:
                 check_unknown(name, encode(table[name]), dict.fromkeys(known), f"{field}.")
         if "message.output_text.logprobs" in (self.include or ()):
-            raise Problem(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
+            raise APIError(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
         if not self.input:
-            raise Problem(400, "input is empty: give text or items", "input")
+            raise APIError(400, "input is empty: give text or items", "input")
 
     def chat(self, tools: Tools) -> TranslatedRequest:
         """The conversation, as /v1/chat/completions has it."""
@@ -79,7 +79,7 @@ class ResponsesRequest(
         )
 
 
-async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+async def responses(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer a conversation."""
     response_id = new_id("resp_", http, None)
 
@@ -95,10 +95,10 @@ async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStre
 def _reasoning(table: Table) -> ReasoningWish:
     try:
         return msgspec.convert(
-            {name: own for name, own in table.items() if name in ("effort", "max_tokens")}, ReasoningWish
+            {name: value for name, value in table.items() if name in ("effort", "max_tokens")}, ReasoningWish
         )
     except msgspec.ValidationError as error:
-        raise Problem(400, f"reasoning: {error}", "reasoning") from error
+        raise APIError(400, f"reasoning: {error}", "reasoning") from error
 
 
 def _choice(choice: str | Table | None) -> str | Table | None:
@@ -107,22 +107,22 @@ def _choice(choice: str | Table | None) -> str | Table | None:
     if choice.get("type") == "function":
         return choice_of(choice.get("name", ""))
     if choice.get("type") == "allowed_tools":
-        given = choice.get("tools")
+        allowed = choice.get("tools")
         tools = [
-            choice_of(own.get("name", ""))
-            for own in (given if isinstance(given, list) else ())
-            if isinstance(own, dict)
+            choice_of(tool.get("name", ""))
+            for tool in (allowed if isinstance(allowed, list) else ())
+            if isinstance(tool, dict)
         ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
-    raise Problem(400, message, "tool_choice")
+    raise APIError(400, message, "tool_choice")
 
 
 def _format(table: Any) -> Table | None:
     if not table:
         return None
     if not isinstance(table, dict):
-        raise Problem(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
+        raise APIError(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
     if table.get("type") != "json_schema":
         return table
     return json_schema(table.get("schema"))
@@ -192,12 +192,12 @@ class ResponsesWriter(Writer):
 
     def open(self, event: Event) -> Iterator[Table]:
         output = self.response["output"]
-        place = f"{self._id}_{len(output)}"
-        item: Table = {"id": f"msg_{place}", "type": "message", "role": "assistant", "content": []}
+        suffix = f"{self._id}_{len(output)}"
+        item: Table = {"id": f"msg_{suffix}", "type": "message", "role": "assistant", "content": []}
         if isinstance(event, Reasoning):
-            item = {"id": f"rs_{place}", "type": "reasoning", "summary": [], "content": []}
+            item = {"id": f"rs_{suffix}", "type": "reasoning", "summary": [], "content": []}
         elif isinstance(event, CallPiece):
-            item = {"id": f"fc_{place}", "type": "function_call", "call_id": self.prompt.new_id(), "arguments": ""}
+            item = {"id": f"fc_{suffix}", "type": "function_call", "call_id": self.prompt.new_id(), "arguments": ""}
             item |= self._tools.names(event.name or "")
         item["status"] = "in_progress"
         output.append(item)
@@ -263,7 +263,7 @@ class ResponsesWriter(Writer):
             self.response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
         yield self._event("completed" if is_whole else "incomplete", response=self.response)
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         code = "server_error" if problem.status >= 500 else "invalid_prompt"
         self.response |= {"status": "failed", "error": {"code": code, "message": problem.message}}
         return self.write(self._event("failed", response=self.response))
