@@ -1,4 +1,4 @@
-"""Arguments of the command line: help without noise, and mistakes told in two lines, with what was perhaps meant."""
+"""Arguments of the command line: help without noise, and errors in two lines, with what was perhaps meant."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _tell(message: str) -> None:
-    with suppress(OSError):  # nobody can be told
+    with suppress(OSError):  # there is no reader
         print(message, file=sys.stderr, flush=True)
 
 

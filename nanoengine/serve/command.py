@@ -40,20 +40,20 @@ TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
 
 SERVER_DEFAULTS = (
-    "A server has defaults of its own for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
+    "A server has other defaults for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
     "long_prefill_token_threshold half of that, and min_priority 0."
 )
 
 
 def named_plugins(arguments: Sequence[str]) -> PluginOptions:
     """The plugins that a command line names, or else its file of options: theirs must be known before it is parsed."""
-    found = early_values(arguments, "--plugins", "--config")
-    names = found.plugins or (read_options(found.config[0]).get("plugins") if found.config else None)
+    early = early_values(arguments, "--plugins", "--config")
+    names = early.plugins or (read_options(early.config[0]).get("plugins") if early.config else None)
     return PluginOptions(plugins=(names,) if isinstance(names, str) else names)
 
 
 def add_arguments(parser: argparse.ArgumentParser, plugins: PluginOptions | None = None) -> None:
-    """Give a parser the model and all options; those that are not given are left out of what it parses."""
+    """Give a parser the model and all options; those that are not set are left out of what it parses."""
     parser.argument_default = argparse.SUPPRESS
     parser.add_argument("model", nargs="*", help=MODEL)
     parser.add_argument("--config", metavar="FILE", action=ConfigFile, help=CONFIG)
@@ -67,7 +67,7 @@ def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     """The options of the engine and of the server; raises InvalidConfig."""
     texts = _values_of(ServerConfig, args)
     if "api_key" not in texts and (key := os.environ.get("NANOENGINE_API_KEY")) is not None:
-        if not (key := key.strip()):  # as of a secret that was not found: everybody would be served
+        if not (key := key.strip()):  # as of a secret that does not exist: everybody would be served
             raise InvalidConfig("NANOENGINE_API_KEY is empty: give it a key, or unset it to serve everybody")
         texts["api_key"] = (key,)
     return engine_values(args), ServerConfig(**texts)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         MissingPackage: one that the server needs.
         InvalidConfig: an option cannot work.
-        SystemExit: an error was told as JSON.
+        SystemExit: an error was logged as JSON.
     """
     names, tables = getattr(args, "model", []), getattr(args, "models", {})
     several = _values_of(FrontConfig, args)

@@ -1,4 +1,4 @@
-"""AsyncLLMEngine: an engine whose steps run in a thread of its own, for many callers on event loops.
+"""AsyncLLMEngine: an engine whose steps run in a separate thread, for many callers on event loops.
 
 Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
 needs a lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
@@ -48,7 +48,7 @@ News = tuple[RequestStream, list[Delta], bool, Exception | None]
 
 
 class _Message(NamedTuple):
-    """A call for the thread, a call that refuses it if the thread has ended, and the client who asked."""
+    """A call for the thread, a call that refuses it if the thread has ended, and the client of the call."""
 
     do: Callable[[], object]
     refuse: Callable[[Exception], object] = lambda _: None
@@ -56,7 +56,7 @@ class _Message(NamedTuple):
 
 
 class AsyncLLMEngine:
-    """An engine that steps in its own thread while callers await their results.
+    """An engine that steps in a separate thread while callers await their results.
 
     Args:
         make: makes the engine; nobody else may use that. It is called in the thread that steps: torch keeps a team of threads for
@@ -76,7 +76,7 @@ class AsyncLLMEngine:
         self._lines: dict[str, deque[_Message]] = {}  # messages that wait for their turn, by client
         self._streams: dict[str, RequestStream] = {}  # of the requests that run, by request id
         self._num_sent = 0  # sequences that were put into the inbox, counted by the callers
-        self._num_received = 0  # sequences that were taken out of it, counted by the thread
+        self._num_received = 0  # sequences that were removed from it, counted by the thread
         self._step_began: float | None = None  # the time at which the running step began
         self._is_closing = False
         self.is_ending = False  # no more steps are made, and the engine is being closed, which may write files
@@ -102,9 +102,9 @@ class AsyncLLMEngine:
             parts.append(build())
             return parts[0].engine
 
-        own = cls(make)
-        own.built = parts[0]
-        return own
+        engine = cls(make)
+        engine.built = parts[0]
+        return engine
 
     # ---- for callers on an event loop
 
@@ -267,11 +267,11 @@ class AsyncLLMEngine:
             message.do()
 
     def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
-        """Abort a request; with a stream its own, and no other of the same id."""
-        own = self._streams.get(request_id)
-        if own is None or (stream is not None and stream is not own):
+        """Abort a request; with a stream, only the request of this stream, and no other of the same id."""
+        known = self._streams.get(request_id)
+        if known is None or (stream is not None and stream is not known):
             return
-        if self.engine.abort(request_id) and (news := self._news(own.request)):
+        if self.engine.abort(request_id) and (news := self._news(known.request)):
             self._send([news], waits=False)
 
     def _call(self, function: Callable[[LLMEngine], T], answer: Future[T]) -> None:
@@ -300,7 +300,7 @@ class AsyncLLMEngine:
             return None
         try:
             deltas = stream.collect()
-        except Exception as error:  # of its parameters' own functions: it ends this request alone
+        except Exception as error:  # raised by functions of its parameters: it ends this request alone
             del self._streams[request.request_id]
             self.engine.abort(request.request_id)
             return stream, [], True, error
@@ -333,7 +333,7 @@ class AsyncLLMEngine:
                     self._abort(request_id)
             finally:
                 self.engine.close()
-        except BaseException as error:  # it may be broken already; those who wait are told of its end all the same
+        except BaseException as error:  # it may be broken already; callers that wait get the error all the same
             logger.error("the engine could not be closed", exc_info=error)
             self.error = self.error or error
         self._is_over, self.is_ending = True, False

@@ -57,7 +57,7 @@ def reply(session: Session, line: str) -> Reply:
 
 
 def _help(_: Session, __: str) -> Reply:
-    rows = [f"  {f'{name} {own.takes}':<18} {own.does}" for name, own in COMMANDS.items()]
+    rows = [f"  {f'{name} {command.takes}':<18} {command.does}" for name, command in COMMANDS.items()]
     return Reply("\n".join([*rows, *KEYS]))
 
 

@@ -47,16 +47,16 @@ def line_editor() -> PromptSession[str]:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Keys are kept for the next prompt and not shown meanwhile, a paste as one; Ctrl-C still interrupts."""
-    own = sys.stdin.fileno()
-    before = termios.tcgetattr(own)
-    changed = termios.tcgetattr(own)
+    """Keys are stored for the next prompt and not shown meanwhile, a paste as one; Ctrl-C still interrupts."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    changed = termios.tcgetattr(terminal)
     changed[3] &= ~(termios.ECHO | termios.ICANON)
     changed[0] &= ~termios.ICRNL  # Enter stays Enter
     try:
-        termios.tcsetattr(own, termios.TCSADRAIN, changed)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, changed)
         sys.stdout.write(BRACKETED_PASTE)
         sys.stdout.flush()
         yield
     finally:
-        termios.tcsetattr(own, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -14,19 +14,19 @@ def final_length(text: str) -> int:
 
     A block ends at an empty line outside a fence, if the next line begins and is not indented: such a line belongs to a list.
     """
-    end = place = 0
+    end = position = 0
     fence = ""
     after_empty = False
     for line in text.splitlines(keepends=True):
         if after_empty and not fence and line[:1] not in " \t\n":
-            end = place
+            end = position
         match = FENCE.match(line)
         if match and not fence:
             fence = match[1]
         elif match and match[1].startswith(fence) and not match[2].strip():
             fence = ""
         after_empty = not line.strip()
-        place += len(line)
+        position += len(line)
     return end
 
 

@@ -45,7 +45,7 @@ class Session:
         self._num_retries = 0  # of the last message
 
     def ask(self, text: str) -> Generator[Piece, None, None]:
-        """The answer to a message, as it comes. What was said stays in the conversation, also if it is stopped in the middle.
+        """The answer to a message, as it comes. The text so far stays in the conversation, also if it is stopped in the middle.
 
         Raises:
             NanoEngineError: the model cannot answer; the message is then no part of the conversation.
@@ -54,10 +54,10 @@ class Session:
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def retry(self) -> Generator[Piece, None, None]:
-        """Another answer to the last message, in place of the last answer; of the next seed, where there is one.
+        """Another answer to the last message, instead of the last answer; of the next seed, where there is one.
 
         Raises:
-            ChatError: nothing was asked yet.
+            ChatError: there is no message yet.
             NanoEngineError: as `ask`.
         """
         last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
@@ -66,14 +66,14 @@ class Session:
         self._num_retries += 1
         return self._answer(self.messages[: last + 1])
 
-    def _answer(self, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        return self._pieces(self._fitting(asked), asked)
+    def _answer(self, messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        return self._pieces(self._fitting(messages), messages)
 
-    def _fitting(self, asked: list[dict[str, str]]) -> Answer:
+    def _fitting(self, messages: list[dict[str, str]]) -> Answer:
         """The answer to as many of the last turns as leave room for it; at least to the last one."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        starts = [i for i, own in enumerate(asked) if own["role"] == "user" and i >= self.num_left_out] or [
-            len(asked) - 1
+        starts = [i for i, message in enumerate(messages) if message["role"] == "user" and i >= self.num_left_out] or [
+            len(messages) - 1
         ]
         most = self.llm.engine.max_model_len
         free = min(most * FREE, self.params.max_tokens or most)
@@ -84,7 +84,7 @@ class Session:
         for start in starts:
             wanted = free if start == self.num_left_out else most * FREED
             try:
-                answer = Answer(self.llm, [*system, *asked[start:]], params, self.adapter)
+                answer = Answer(self.llm, [*system, *messages[start:]], params, self.adapter)
             except PromptTooLong:
                 if start == last:
                     raise
@@ -94,13 +94,13 @@ class Session:
         self.num_left_out = start
         return answer
 
-    def _pieces(self, answer: Answer, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        before, said = self.messages, {"role": "assistant", "content": ""}
-        self.messages = [*asked, said]
+    def _pieces(self, answer: Answer, messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        before, reply = self.messages, {"role": "assistant", "content": ""}
+        self.messages = [*messages, reply]
         try:
             with closing(iter(answer)) as pieces:  # at once: what is no longer read is no longer computed
                 for piece in pieces:
-                    said["content"] += "" if piece.is_thought else piece.text
+                    reply["content"] += "" if piece.is_thought else piece.text
                     yield piece
         except NanoEngineError:
             self.messages = before
@@ -116,15 +116,15 @@ class Session:
         """Change a sampling parameter; "default" gives back what it was at first. Raises ChatError."""
         if name not in SETTINGS:
             raise ChatError(f"{name} cannot be set: {', '.join(SETTINGS)} can")
-        found: Any = value
+        converted: Any = value
         if value == "default":
-            found = getattr(self._defaults, name)
+            converted = getattr(self._defaults, name)
         elif name != "stop":
             try:
-                found = None if value == "none" else json.loads(value)
+                converted = None if value == "none" else json.loads(value)
             except ValueError:
                 raise ChatError(f"{name} must be a number, not {shown(value)}") from None
         try:
-            self.params = dataclasses.replace(self.params, **{name: found})
+            self.params = dataclasses.replace(self.params, **{name: converted})
         except InvalidSamplingParams as error:
             raise ChatError(str(error)) from error

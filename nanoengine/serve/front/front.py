@@ -1,4 +1,4 @@
-"""Front: the state that all endpoints of a server of several models share."""
+"""Front: the state of all endpoints of a server of several models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nanoengine.serve.front.loader import MAX_NAMES, Loader
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
-from nanoengine.serve.server.admission.quota import Quota
+from nanoengine.serve.server.admission.admission import quota_of_bodies
 from nanoengine.serve.server.admission.work_share import WorkShare
 from nanoengine.serve.server.bodies.fields import Body, Ignored
 from nanoengine.serve.server.bodies.reading import SLOW_BYTES, body_of, parse
@@ -78,8 +78,7 @@ class Front:
         self.config, self.limits = config, limits
         self.name, self.created = f"{len(sources)} models", int(time.time())
         self.work_share = WorkShare()
-        most = config.max_held_body_bytes
-        self.bodies = Quota.of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
+        self.bodies = quota_of_bodies(config)
         self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
         pins, most_loaded = limits.pin or (), limits.max_loaded_models

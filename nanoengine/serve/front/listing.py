@@ -1,4 +1,4 @@
-"""Endpoints that list models: each with its state. What is said of a model that is not loaded comes from its headers."""
+"""Endpoints that list models: each with its state. The facts of a model that is not loaded come from its headers."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -14,6 +15,8 @@ from nanoengine.core.sequence import Request
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.errors import APIError
+
+R = TypeVar("R")
 
 MOST_AT_ONCE = 64
 """Deltas that are handled before other tasks of the event loop run: a slow reader may have thousands."""
@@ -116,9 +119,14 @@ class Job:
 
 
 class Jobs:
-    """All jobs that run."""
+    """All jobs that run.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: seconds that a request may take; None: as long as it takes.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._timeout = timeout
         self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # the task that makes the answer
         self._none = asyncio.Event()
         self._none.set()
@@ -127,7 +135,7 @@ class Jobs:
         return len(self._jobs)
 
     @asynccontextmanager
-    async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
+    async def running(self, job: Job, receive: Receive) -> AsyncIterator[None]:
         """The context in which the answer of a job is made.
 
         The job is aborted when its client hangs up, when its time is over, and when the context is left.
@@ -140,8 +148,8 @@ class Jobs:
             lambda task: None if task.cancelled() else job.abort(APIError(499, "the client is gone"))
         )
         clock = None
-        if timeout is not None:
-            clock = loop.call_later(timeout, self._end, job, overdue(timeout))
+        if self._timeout is not None:
+            clock = loop.call_later(self._timeout, self._end, job, overdue(self._timeout))
         try:
             yield
         finally:
@@ -152,6 +160,23 @@ class Jobs:
             del self._jobs[job]
             if not self._jobs:
                 self._none.set()
+
+    async def while_connected(self, receive: Receive, work: Coroutine[Any, Any, R]) -> R:
+        """The result of work before there is a job. It is cancelled when the client hangs up, and when its time is over.
+
+        Raises:
+            APIError: the client is gone, or the time is over.
+        """
+        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+        try:
+            timeout = self._timeout
+            await asyncio.wait((making, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                return making.result()
+            raise APIError(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
+        finally:
+            gone.cancel()
+            making.cancel()
 
     def abort(
         self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: APIError | None = None

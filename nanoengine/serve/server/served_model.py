@@ -1,13 +1,11 @@
-"""ServedModel: the state of all endpoints: the engine, its tokenizer, the running jobs, and the admission of requests."""
+"""ServedModel: the state of all endpoints: the engine, its tokenizer, the running jobs, and the limits of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,36 +14,30 @@ from starlette.requests import Request as HTTPRequest
 
 import nanoengine
 from nanoengine.builder import Built
-from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.core.sequence import Request
 from nanoengine.features.observability.view import view_of_engine
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.server.admission.admission import Admission
 from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
-from nanoengine.serve.server.admission.quota import Holding, Quota
 from nanoengine.serve.server.admission.text_threads import TextThreads
 from nanoengine.serve.server.admission.work_share import WorkShare
-from nanoengine.serve.server.bodies.fields import Ignored
-from nanoengine.serve.server.bodies.params import MANY, sampling_params, truncate
+from nanoengine.serve.server.bodies.params import MANY, sampling_params
 from nanoengine.serve.server.bodies.prompts import Prompts
-from nanoengine.serve.server.bodies.protocol import Generation, Queued
-from nanoengine.serve.server.bodies.reading import S, check_size, read
+from nanoengine.serve.server.bodies.protocol import Generation
+from nanoengine.serve.server.bodies.reading import BodyReader, S
 from nanoengine.serve.server.bodies.structured import is_structured, named_as_sent
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, APIError
-from nanoengine.serve.server.jobs import Job, Jobs, disconnected, overdue
+from nanoengine.serve.server.jobs import Jobs
 from nanoengine.serve.server.metrics import render_metrics
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.model_names import ModelNames
-from nanoengine.serve.server.scope import ADAPTER, CLIENT, HELD
+from nanoengine.serve.server.scope import ADAPTER
 from nanoengine.serve.server.timed_cache import TimedCache
 from nanoengine.serve.server.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from nanoengine.features.lora.adapters import Adapters
-
-Encoding = Generator[None, None, tuple[Sequence[list[int]], CoreSamplingParams]]
-"""A generator that returns the token ids of prompts, and how to sample them. One of its steps encodes one long text at most."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -94,28 +86,18 @@ class ServedModel:
         self.grammar_threads = FairThreadPool(2, 1, self.work_share)  # for grammars
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
-        self.jobs = Jobs()
-        self.ignored = Ignored()
-        of_bytes, of_positions = Quota.of_bytes, Quota.of_positions
-        most, hint = config.max_held_body_bytes, "ask for fewer tokens, log probabilities or completions"
-        self.bodies = of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
-        self.answers = of_bytes(config.max_answer_bytes, "max_answer_bytes", "this answer may take {}", hint)
-        # Of sequences that have produced no token yet:
-        self.sequences = of_positions(max(1, config.max_waiting), "max_waiting", "prompts times n are {}", "sequences")
-        needs = "this request may take {}, its prompts and max_tokens times n"
-        self.tokens = of_positions(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
+        self.jobs, self.admission = Jobs(config.request_timeout), Admission(config)
+        self._reader = BodyReader(config, self.admission.bodies, self.text, self.max_model_len)
         self.metrics_text = TimedCache(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = TimedCache(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         view = getattr(
             self.metrics, "view", partial(view_of_engine, observer=self.metrics)
         )  # replicas tell their views
         self.view = TimedCache(lambda: self.engine.call(view), VIEW_SECONDS)
-        self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # without common cached prefixes
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # options of the K/V cache, as labels of a metric
-        self._num_preparing = 0  # sequences whose text is being encoded
 
     async def _render_metrics(self, *, summed: bool = False) -> bytes:
         """All counters between two steps, for Prometheus; in a thread that no text of a client waits for."""
@@ -125,7 +107,7 @@ class ServedModel:
             snapshots,
             model_name=self.name,
             cache_config=self.cache_config,
-            num_rejected=dict(self.num_rejected),
+            num_rejected=dict(self.admission.num_rejected),
         )
 
     @property
@@ -134,19 +116,12 @@ class ServedModel:
         return self.names.of_model[0]
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
-        """The body of a request, for a model that is served here. Raises as `reading.read` and `check_size`."""
+        """The body of a request, for a model that is served here. Raises as `BodyReader.read`."""
         return (await self.read_as(http, kind, lambda _: None))[0]
 
     async def read_as(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
         """As `read`, and the result of a function of the request, which is called in a thread if the body is long."""
-        config = self.config
-
-        def checked(request: S) -> tuple[S, R]:
-            check_size(request, self.max_model_len, config.max_text_chars)
-            return request, make(request)
-
-        holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
-        request, made = await read(http, kind, self.text, config.max_body_bytes, holding, self.ignored, checked)
+        request, made = await self._reader.read(http, kind, make)
         if model := getattr(request, "model", None):
             http.scope[ADAPTER] = self.names.check(model)
         return request, made
@@ -166,116 +141,6 @@ class ServedModel:
         """Raise an APIError if no requests are served."""
         if (reason := self.closed_because) is not None:
             raise APIError(503, reason, headers=RETRY_AFTER if self.engine.error is None else None)
-
-    async def start(
-        self,
-        http: HTTPRequest,
-        job_id: str,
-        request: Queued,
-        params: CoreSamplingParams,
-        num_prompts: int,
-        encode: Callable[[], Encoding],
-        size: Callable[[Sequence[Request]], int],
-    ) -> Job:
-        """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
-
-        Args:
-            http: the request as it came.
-            job_id: see `Job`.
-            request: its body.
-            params: sampling parameters before the prompt is known: their limits are checked first.
-            num_prompts: the number of prompts.
-            encode: makes the token ids of the prompts and the final sampling parameters; its steps run in the threads for text,
-                between the work of other clients.
-            size: the most bytes that the answer takes.
-
-        Raises:
-            APIError: too many, or no room.
-            InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
-        """
-        config = self.config
-        for field, value, option in (
-            ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
-            ("prompt", num_prompts, "max_prompts"),
-        ):
-            if value > (limit := getattr(config, option)):
-                raise APIError(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
-        num_sequences = num_prompts * params.num_sequences
-        client, num_waiting = http.scope[CLIENT], self.engine.num_waiting + self._num_preparing
-        sequences = self._admit(self.sequences, "max_num_queued_reqs", http, num_sequences, num_waiting)
-
-        def make(prompts: Sequence[list[int]], final_params: CoreSamplingParams) -> list[Request]:
-            requests = [
-                self.engine.make_request(
-                    truncate(prompt, request, self.max_model_len),
-                    final_params,
-                    f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
-                    cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",
-                    priority=request.priority or 0,
-                    client=client,
-                )
-                for number, prompt in enumerate(prompts)
-            ]
-            if (adapter := http.scope.get(ADAPTER)) is not None:
-                assert self.adapters is not None
-                for each in requests:
-                    self.adapters.use(each, adapter)
-            return requests
-
-        def begin() -> Generator[None, None, list[Request] | Callable[[], list[Request]]]:
-            """The requests; or a function that makes them, because it may have to compile a grammar."""
-            prompts, final_params = yield from encode()
-            making = partial(make, prompts, final_params)
-            return making() if getattr(final_params, "structured_outputs", None) is None else making
-
-        self._num_preparing += num_sequences
-        try:
-            with named_as_sent(request):
-                requests = await self.while_there(http, self.text.finish(begin()))
-                if not isinstance(requests, list):
-                    requests = await self.while_there(http, self.grammar_threads.run(client, requests))
-            sizes = {each: most_tokens(each, self.max_model_len) for each in requests}
-            num_tokens, is_alone = sum(sizes.values()), not self.engine.num_waiting
-            tokens = self._admit(self.tokens, "max_num_queued_tokens", http, num_tokens, 0 if is_alone else None)
-            http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
-
-            def begun(request: Request) -> None:
-                """One of its completions waits no more."""
-                sequences.release(1)
-                tokens.release(sizes[request] // request.params.num_sequences)
-
-            interval = None
-            if isinstance(request, Generation) and request.stream:
-                interval = max(config.stream_interval, request.stream_interval or 1)
-            return Job(job_id, self.engine, requests, interval, begun)
-        finally:
-            self._num_preparing -= num_sequences
-
-    def _admit(self, quota: Quota, reason: str, http: HTTPRequest, size: int, total: int | None) -> Holding:
-        """Let a request in, until its answer is sent. `reason`: of the metric. Other arguments, and errors: see `Quota.hold`."""
-        self.check_open()
-        try:
-            return http.scope[HELD].enter_context(quota.hold(http.scope[CLIENT], size, total))
-        except APIError as problem:
-            self.num_rejected[reason] += problem.status == 503
-            raise
-
-    async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
-        """The result of some work, which is cancelled when the client hangs up, and after `request_timeout` seconds.
-
-        Raises:
-            APIError: the client is gone, or the time is over.
-        """
-        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(http.receive))
-        try:
-            timeout = self.config.request_timeout
-            await asyncio.wait((making, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if making.done():
-                return making.result()
-            raise APIError(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
-        finally:
-            gone.cancel()
-            making.cancel()
 
     async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
         """Call a function that makes a part of an answer; in a thread for text if it is slow."""
@@ -310,12 +175,6 @@ class ServedModel:
         self.engine.close()
         self.text.close()
         self.grammar_threads.close()
-
-
-def most_tokens(request: Request, max_model_len: int) -> int:
-    """The most tokens of a request: of its prompt and of its completions."""
-    num_prompt, params = len(request.prompt_token_ids), request.params
-    return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
 
 
 def short_name(model: str) -> str:

@@ -91,7 +91,7 @@ def test_an_answer_that_can_never_fit_is_refused(make_server: MakeServer, path: 
     assert refused.status == 400
     assert "max_answer_bytes" in refused.error["message"]
     assert server.complete("a", max_tokens=3).status == 200
-    until(lambda: not server.serving.answers.total)
+    until(lambda: not server.serving.admission.answers.total)
     server.check_idle()
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_now_is_refused_for_now(make_server: MakeServer) -> No
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
     server.gate.open()
     assert first.result().status == 200
-    until(lambda: not server.serving.answers.total)
+    until(lambda: not server.serving.admission.answers.total)
     assert server.complete("a" * 100, max_tokens=900).status == 200
 
 
@@ -112,12 +112,12 @@ def test_bodies_that_do_not_end_take_a_part_of_the_memory(make_server: MakeServe
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900000\r\n\r\n"
     with ExitStack() as open_ones:
         stalled = open_ones.enter_context(server.connect(head + b" " * 800_000))
-        until(lambda: server.serving.bodies.total == 800_000)
+        until(lambda: server.serving.admission.bodies.total == 800_000)
         other = open_ones.enter_context(server.connect(head + b" " * 800_000))
         assert b" 429 " in other.recv(1000)
         assert server.complete("a", max_tokens=1).status == 200
         stalled.shutdown(2)
-    until(lambda: not server.serving.bodies.total)
+    until(lambda: not server.serving.admission.bodies.total)
 
 
 def test_a_body_must_fit_into_its_budget() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from nanoengine.serve.server.config import PART_OF_A_CLIENT
 from nanoengine.serve.server.errors import RETRY_AFTER, APIError
@@ -14,6 +15,7 @@ PART_OF_A_NEWCOMER = 8
 """Of what is full of the requests of others, a client may still have 1 / PART_OF_A_NEWCOMER: nobody is shut out by another."""
 
 
+@dataclass(eq=False)
 class Quota:
     """A limit of a resource, in total and of each client. Used on the event loop.
 
@@ -24,23 +26,18 @@ class Quota:
         option: that sets `most`; this and the next three are for messages to clients.
         needs: a request and its size, such as "this answer may take {}".
         hint: what a client can do about a request that can never be served.
-        format_amount: a size in words.
+        format: makes text of a size.
     """
 
-    def __init__(
-        self,
-        most: int,
-        of_client: int | None = None,
-        of_newcomer: int = 0,
-        option: str = "",
-        needs: str = "",
-        hint: str = "",
-        format_amount: Callable[[int], str] = str,
-    ):
-        self.most, self.of_client, self.of_newcomer = most, of_client, of_newcomer
-        self.option, self.needs, self.hint, self.format = option, needs, hint, format_amount
-        self.total = 0
-        self.of_clients: Counter[str] = Counter()
+    most: int
+    of_client: int | None = None
+    of_newcomer: int = 0
+    option: str = ""
+    needs: str = ""
+    hint: str = ""
+    format: Callable[[int], str] = str
+    total: int = field(default=0, init=False)
+    of_clients: Counter[str] = field(default_factory=Counter, init=False)
 
     @classmethod
     def of_bytes(cls, most: int, option: str, needs: str, hint: str) -> Quota:

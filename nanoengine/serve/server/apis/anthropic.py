@@ -144,7 +144,7 @@ async def count_tokens(http: HTTPRequest, serving: ServedModel) -> Response:
     """The number of tokens of a conversation."""
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
     counting = serving.text.run(serving.prompts.count, chat, http.scope[CLIENT])
-    return json_response({"input_tokens": await serving.while_there(http, counting)})
+    return json_response({"input_tokens": await serving.jobs.while_connected(http.receive, counting)})
 
 
 # ---- what clients send

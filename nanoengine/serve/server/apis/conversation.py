@@ -10,62 +10,28 @@ from typing import Any
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.features.tool_calls.parser import StreamParser
 from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
-from nanoengine.serve.server.admission.text_threads import CURRENT_CLIENT
 from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table
 from nanoengine.serve.server.bodies.thinking import thinking_wish
 from nanoengine.serve.server.errors import APIError
-from nanoengine.serve.server.served_model import Encoding, ServedModel
+from nanoengine.serve.server.served_model import ServedModel
+from nanoengine.serve.server.submission import Encoding, Submission
 
 
-class Conversation:
-    """A conversation, and how its next turn is sampled and read.
+class Conversation(Submission[ChatRequest]):
+    """A conversation, and how its next turn is sampled and read. `text`: the prompt; None: it is rendered from the messages."""
 
-    Args:
-        serving: the served model.
-        request: the conversation, and how it is sampled.
-        params: sampling parameters before the prompt is known.
-        text: the prompt; None: it is rendered from the messages.
-    """
+    prompt: Prompt  # set by `encode`
+    params: SamplingParams
+    text: str | None = None
 
-    prompt: Prompt  # set by `tokens`
-
-    def __init__(self, serving: ServedModel, request: ChatRequest, params: SamplingParams, text: str | None = None):
-        self.serving, self.request, self.params, self.text = serving, request, params, text
-        self._client = CURRENT_CLIENT.get()
-
-    @classmethod
-    async def of(
-        cls,
-        serving: ServedModel,
-        request: ChatRequest,
-        names: Mapping[str, str] = MappingProxyType({}),
-        text: str | None = None,
-    ) -> Conversation:
-        """Check the sampling parameters of a request. Arguments and errors as for `sampling_params`."""
-        by_new_name = request.max_completion_tokens is not None
-        params = await serving.params(
-            request,
-            max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
-            names={
-                "logprobs": "top_logprobs",
-                "max_tokens": "max_completion_tokens" if by_new_name else "max_tokens",
-                **names,
-            },
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        )
-        if (budget := thinking_wish(request)[1]) is not None:
-            params = dataclasses.replace(params, thinking_budget=budget)
-        return cls(serving, request, params, text)
-
-    def tokens(self) -> Encoding:
-        """The token ids of the prompt, and the final sampling parameters; see `ServedModel.start`."""
+    def encode(self) -> Encoding:
         serving, request = self.serving, self.request
         self.prompt = prompt = serving.prompts.of_chat(request) if self.text is None else plain_prompt(self.text)
         serving.prompts.check_length(prompt.text, request)
         if len(prompt.text) > CHARS_OF_A_STEP:
             yield
-        cache_key = {"client": self._client, "salt": request.cache_salt or ""}
+        cache_key = {"client": self.client, "salt": request.cache_salt or ""}
         special = bool(request.add_special_tokens)
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **cache_key, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
@@ -78,6 +44,22 @@ class Conversation:
     def parser(self) -> StreamParser:
         """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
+
+
+async def chat_params(
+    serving: ServedModel, request: ChatRequest, names: Mapping[str, str] = MappingProxyType({})
+) -> SamplingParams:
+    """How to sample the next turn. Arguments and errors as for `sampling_params`."""
+    by_new_name = request.max_completion_tokens is not None
+    max_tokens_name = "max_completion_tokens" if by_new_name else "max_tokens"
+    params = await serving.params(
+        request,
+        max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
+        names={"logprobs": "top_logprobs", "max_tokens": max_tokens_name, **names},
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    budget = thinking_wish(request)[1]
+    return params if budget is None else dataclasses.replace(params, thinking_budget=budget)
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:

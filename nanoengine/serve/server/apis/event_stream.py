@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import ClassVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.types import Receive, Scope, Send
 
 from nanoengine.serve.server.apis.json_response import encode
 from nanoengine.serve.server.errors import REASON, APIError, api_error_of
-from nanoengine.serve.server.jobs import Job
+from nanoengine.serve.server.jobs import Job, Jobs
 from nanoengine.serve.server.scope import CONNECTION, SENT
-from nanoengine.serve.server.served_model import ServedModel
 
 logger = logging.getLogger("nanoengine.serve.server")
 
@@ -31,33 +31,33 @@ HEADERS = [
 ]
 
 
+class StreamFormat:
+    """The shape of a stream that is no event of an answer. Subclasses are the shapes of interfaces."""
+
+    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    ping: ClassVar[bytes] = COMMENT
+    """Sent after `PING_SECONDS` of silence: proxies and some clients give up on a silent stream."""
+    done: ClassVar[bytes] = b""
+    """The last bytes."""
+
+    def failed(self, problem: APIError) -> bytes:
+        """The last event of a stream that an error ends."""
+        return b"data: " + encode(problem.table()) + b"\n\n"
+
+
 class EventStream:
     """Sends the events of a job as they come, and ends the job with the client.
 
     Args:
-        serving: the served model, whose jobs are ended at shutdown.
+        jobs: all that run: they are ended at shutdown.
         job: its deltas become the events.
         events: the bytes of the events.
-        failed: makes the last event of a stream that an error ends.
-        done: the last bytes.
-        ping: sent after `PING_SECONDS` of silence: proxies and some clients give up on a silent stream.
-        media_type: of the stream.
+        format: of the stream.
     """
 
-    def __init__(
-        self,
-        serving: ServedModel,
-        job: Job,
-        events: AsyncIterator[bytes],
-        *,
-        failed: Callable[[APIError], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
-        done: bytes = DONE,
-        ping: bytes = COMMENT,
-        media_type: bytes = b"text/event-stream; charset=utf-8",
-    ):
-        self._serving, self._job, self._events = serving, job, events
-        self._failed, self._done, self._ping = failed, done, ping
-        self._headers = [(b"content-type", media_type), *HEADERS]
+    def __init__(self, jobs: Jobs, job: Job, events: AsyncIterator[bytes], format: StreamFormat):
+        self._jobs, self._job, self._events, self._format = jobs, job, events, format
+        self._headers = [(b"content-type", format.media_type), *HEADERS]
         self._was_silent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,7 @@ class EventStream:
             self._job.write_now = write_now
             if scope["http_version"] == "1.0":
                 send = scope[CONNECTION].without_chunks(send)
-        async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
+        async with self._jobs.running(self._job, receive):
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             pinging = asyncio.create_task(self._keep_alive(write))
             try:
@@ -88,14 +88,14 @@ class EventStream:
                 if problem.status >= 500:
                     trace = None if isinstance(error, APIError) else error
                     logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=trace)
-                await write(self._failed(problem))
+                await write(self._format.failed(problem))
             finally:
                 pinging.cancel()
-            await write(self._done, more=False)
+            await write(self._format.done, more=False)
 
     async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         while True:
             self._was_silent = True
             await asyncio.sleep(PING_SECONDS)
             if self._was_silent:
-                await write(self._ping)
+                await write(self._format.ping)

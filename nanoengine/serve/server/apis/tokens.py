@@ -17,7 +17,9 @@ from nanoengine.serve.server.served_model import ServedModel
 async def tokenize(http: HTTPRequest, serving: ServedModel) -> Response:
     """Token ids of a prompt, or of messages in the chat template."""
     request = await serving.read(http, TokenizeRequest)
-    return await serving.while_there(http, serving.text.run(_tokenized, serving, request, http.scope[CLIENT]))
+    return await serving.jobs.while_connected(
+        http.receive, serving.text.run(_tokenized, serving, request, http.scope[CLIENT])
+    )
 
 
 def _tokenized(serving: ServedModel, request: TokenizeRequest, client: str) -> Response:
@@ -45,7 +47,7 @@ def _tokenized(serving: ServedModel, request: TokenizeRequest, client: str) -> R
 async def detokenize(http: HTTPRequest, serving: ServedModel) -> Response:
     """The text of tokens, special ones included."""
     request = await serving.read(http, DetokenizeRequest)
-    return await serving.while_there(http, serving.text.run(_detokenized, serving, request.tokens))
+    return await serving.jobs.while_connected(http.receive, serving.text.run(_detokenized, serving, request.tokens))
 
 
 def _detokenized(serving: ServedModel, tokens: list[int]) -> Response:
@@ -60,7 +62,7 @@ def _detokenized(serving: ServedModel, tokens: list[int]) -> Response:
 async def apply_template(http: HTTPRequest, serving: ServedModel) -> Response:
     """A conversation in the chat template, as llama.cpp's clients count it."""
     request = await serving.read(http, ChatRequest)
-    prompt = await serving.while_there(http, serving.text.run(serving.prompts.of_chat, request))
+    prompt = await serving.jobs.while_connected(http.receive, serving.text.run(serving.prompts.of_chat, request))
     return json_response({"prompt": prompt.text})
 
 

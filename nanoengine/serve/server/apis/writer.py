@@ -20,9 +20,8 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Event
 from nanoengine.features.tool_calls.prompt import Prompt
-from nanoengine.serve.server.admission.answer_bytes import answer_bytes
-from nanoengine.serve.server.apis.conversation import Conversation, ended_by
-from nanoengine.serve.server.apis.event_stream import COMMENT, EventStream
+from nanoengine.serve.server.apis.conversation import Conversation, chat_params, ended_by
+from nanoengine.serve.server.apis.event_stream import EventStream, StreamFormat
 from nanoengine.serve.server.apis.json_response import encode, json_response
 from nanoengine.serve.server.bodies.params import MANY
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table
@@ -41,15 +40,13 @@ class Usage:
     thought: int = 0
 
 
-class Writer:
+class Writer(StreamFormat):
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
     An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls. Subclasses say what it means to
     open a block, to add text to it and to close it. Every method returns the events of the stream; there may be none.
     """
 
-    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
-    ping: ClassVar[bytes] = COMMENT
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Names of the interface for fields of `SamplingParams`, for errors."""
 
@@ -125,10 +122,6 @@ class Writer:
         """The answer ends, for the reasons that `CompletionOutput` has, or "tool_calls"."""
         raise NotImplementedError
 
-    def failed(self, problem: APIError) -> bytes:
-        """The last bytes of a stream that an error ends."""
-        raise NotImplementedError
-
     def body(self) -> Table:
         """The whole answer."""
         raise NotImplementedError
@@ -142,27 +135,18 @@ async def reply(
     writer: Writer,
     text: str | None = None,
 ) -> Response | EventStream:
-    """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `ServedModel.start` and `Job.end`."""
+    """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `Submission.finish`."""
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)
-    conversation = await Conversation.of(serving, request, writer.names, text)
-    size = partial(answer_bytes, max_model_len=serving.max_model_len)
-    job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
+    params = await chat_params(serving, request, writer.names)
+    conversation = Conversation(http, serving, request, job_id, params)
+    conversation.text = text
+    job = await (conversation.start() if request.stream else conversation.finish())
     writer.prompt = conversation.prompt
     if request.stream:
         events = _stream(job, writer, conversation)
-        return EventStream(
-            serving,
-            job,
-            events,
-            failed=writer.failed,
-            done=b"",
-            ping=writer.ping,
-            media_type=writer.media_type,
-        )
-    async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-        await job.end()
+        return EventStream(serving.jobs, job, events, writer)
     output = job.requests[0].output()
     num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats the request
     whole = partial(_whole, writer, conversation)

@@ -14,10 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
-from nanoengine.serve.server.admission.quota import Holding
+from nanoengine.serve.server.admission.quota import Holding, Quota
 from nanoengine.serve.server.admission.text_threads import IS_LONG, TextThreads
 from nanoengine.serve.server.bodies.fields import Body, Ignored, without_unknown
+from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG, APIError, body_too_long, context
+from nanoengine.serve.server.scope import CLIENT, HELD
 
 SLOW_BYTES = 1 << 13
 """A longer body is parsed and checked in a thread."""
@@ -44,41 +46,41 @@ S = TypeVar("S", bound=Body)
 R = TypeVar("R")
 
 
-async def read(
-    http: HTTPRequest,
-    kind: type[S],
-    threads: TextThreads,
-    max_bytes: int,
-    holding: Holding,
-    ignored: Ignored,
-    then: Callable[[S], R],
-) -> R:
-    """Read the body of a request, and return the result of a function of it.
+class BodyReader:
+    """Reads the bodies of requests, within the limits of the server.
 
     Args:
-        http: the request.
-        kind: the type of the body.
+        config: of the server.
+        quota: counts the bytes of all bodies.
         threads: for long bodies.
-        max_bytes: of the body.
-        holding: counts the bytes of the body.
-        ignored: notes the unknown fields that the interface ignores.
-        then: the function; it is called in a thread if the body is long.
-
-    Raises:
-        APIError: no JSON, too long, or not what this endpoint takes.
+        max_model_len: tokens of the longest sequence.
     """
-    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
-    if (
-        content_type != "application/json" and not is_form
-    ):  # a page may send forms and plain text without a permission of this server (CORS)
-        wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
-        raise APIError(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
-    body = await body_of(http, max_bytes, holding)
-    IS_LONG.set(len(body) > SLOW_BYTES)
-    if not IS_LONG.get():
-        return then(parse(body, kind, ignored))
-    return await threads.run(lambda: then(parse(body, kind, ignored)))
+
+    def __init__(self, config: ServerConfig, quota: Quota, threads: TextThreads, max_model_len: int):
+        self._config, self._quota, self._threads, self._max_model_len = config, quota, threads, max_model_len
+        self._ignored = Ignored()
+
+    async def read(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
+        """The body of a request as an object of a type, and the result of a function of it; in a thread if the body is long.
+
+        Raises:
+            APIError: no JSON, too long, or not what this endpoint takes.
+        """
+        content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
+        if content_type != "application/json" and not is_form:  # pages may send forms and plain text to any server
+            wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
+            raise APIError(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
+        holding = http.scope[HELD].enter_context(self._quota.hold(http.scope[CLIENT]))
+        body = await body_of(http, self._config.max_body_bytes, holding)
+
+        def read() -> tuple[S, R]:
+            request = parse(body, kind, self._ignored)
+            check_size(request, self._max_model_len, self._config.max_text_chars)
+            return request, make(request)
+
+        IS_LONG.set(len(body) > SLOW_BYTES)
+        return await self._threads.run(read) if IS_LONG.get() else read()
 
 
 async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:

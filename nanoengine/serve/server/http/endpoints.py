@@ -72,7 +72,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/api/tags", ollama.tags, "The model under each of its names, and its adapters"),
     Endpoint("GET", "/api/ps", ollama.ps, "The models in memory, which are all of them"),
     Endpoint("HEAD", "/", operations.health, "200 while requests are served", access=OPEN),
-    Endpoint("GET", "/api/version", ollama.version, "The version of the server"),
+    Endpoint("GET", "/api/version", operations.version, "The version of the server"),
     # vLLM's
     Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a prompt or of messages", TokenizeRequest),
     Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids", DetokenizeRequest),

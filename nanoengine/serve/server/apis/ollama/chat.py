@@ -15,7 +15,6 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
@@ -201,10 +200,6 @@ def abilities(template: str, *, writes: bool, can_insert: bool = False) -> list[
 def _advised(defaults: Mapping[str, Any]) -> str:
     """The default sampling parameters, one on each line."""
     return "\n".join(f"{theirs} {defaults[name]}" for theirs, name in OURS.items() if name in defaults)
-
-
-async def version(_: HTTPRequest, __: ServedModel) -> Response:
-    return json_response({"version": nanoengine.__version__})
 
 
 # ---- what clients send

@@ -13,7 +13,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.pooling.params import PoolingParams
 from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode, json_response
 from nanoengine.serve.server.apis.ollama.chat import OllamaEmbedRequest
-from nanoengine.serve.server.apis.openai.embeddings import embedded, vector_of
+from nanoengine.serve.server.apis.openai.embeddings import EmbeddingSubmission, vector_of
 from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import Queued
 from nanoengine.serve.server.scope import new_id
@@ -32,7 +32,8 @@ async def embed(http: HTTPRequest, serving: ServedModel) -> Response:
         return json_response({"model": request.model, "embeddings": []})
     queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
     params = PoolingParams(dimensions=request.dimensions)
-    requests = await embedded(http, serving, queued, new_id("ollama-", http, None), inputs, params)
+    submission = EmbeddingSubmission(http, serving, queued, new_id("ollama-", http, None), params)
+    requests = await submission.embedded(inputs)
     return ChunkedJSONResponse(await serving.text.run(partial(_body, request.model, start, requests)))
 
 

@@ -16,7 +16,7 @@ from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
 from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
-from nanoengine.serve.server.apis.conversation import Conversation, ended_by
+from nanoengine.serve.server.apis.conversation import Conversation, chat_params, ended_by
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode
 from nanoengine.serve.server.apis.openai.choices import ChoicesAnswer
@@ -25,7 +25,8 @@ from nanoengine.serve.server.bodies.chat_encoder import joined
 from nanoengine.serve.server.bodies.protocol import ChatRequest
 from nanoengine.serve.server.jobs import Job
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, ServedModel
+from nanoengine.serve.server.served_model import ServedModel
+from nanoengine.serve.server.submission import Encoding
 
 ASSISTANT = "assistant"
 
@@ -33,16 +34,11 @@ ASSISTANT = "assistant"
 async def chat_completions(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Answer a conversation, n times."""
     request = await serving.read(http, ChatRequest)
-    conversation = await Conversation.of(serving, request)
-    answer = _Chat(serving, request, new_id("chatcmpl-", http, request.request_id), conversation.params)
-    answer.conversation = conversation
-
-    def tokens() -> Encoding:
-        encoded = yield from conversation.tokens()
-        answer.is_parsed = not isinstance(conversation.parser(), PlainText)
-        return encoded
-
-    return await answer.send(http, 1, tokens)
+    job_id = new_id("chatcmpl-", http, request.request_id)
+    params = await chat_params(serving, request)
+    answer = _Chat(http, serving, request, job_id, params)
+    answer.conversation = Conversation(http, serving, request, job_id, params)
+    return await answer.send()
 
 
 class _Choice:
@@ -92,6 +88,11 @@ class _Chat(ChoicesAnswer[ChatRequest]):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._choices: dict[int, _Choice] = {}  # of a stream, by their indices
+
+    def encode(self) -> Encoding:
+        encoded = yield from self.conversation.encode()
+        self.is_parsed = not isinstance(self.conversation.parser(), PlainText)
+        return encoded
 
     @property
     def role(self) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
@@ -18,13 +17,14 @@ from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.admission.answer_bytes import answer_bytes
 from nanoengine.serve.server.admission.text_threads import run_to_end
-from nanoengine.serve.server.apis.event_stream import EventStream
+from nanoengine.serve.server.apis.event_stream import DONE, EventStream, StreamFormat
 from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode, in_pieces
 from nanoengine.serve.server.apis.openai.logprobs import LogprobShapes, Progress
 from nanoengine.serve.server.bodies.params import MANY
 from nanoengine.serve.server.bodies.protocol import Generation
 from nanoengine.serve.server.jobs import Job
-from nanoengine.serve.server.served_model import FEW, Encoding, ServedModel
+from nanoengine.serve.server.served_model import FEW
+from nanoengine.serve.server.submission import Submission
 
 G = TypeVar("G", bound=Generation)
 
@@ -35,37 +35,31 @@ TOKENS_OF_A_STEP, CHOICES_OF_A_STEP = 128, 64
 """Tokens whose log probabilities are encoded in one piece, in some milliseconds; and choices with text alone."""
 
 
-class ChoicesAnswer(Generic[G]):
-    """Makes one answer with a list of choices, as /v1/completions and /v1/chat/completions have it. Subclasses make the choices.
-
-    Args:
-        serving: the served model.
-        request: the body of the request.
-        job_id: the id of the answer.
-        params: sampling parameters of each prompt.
-    """
+class ChoicesAnswer(Submission[G], StreamFormat):
+    """An answer with a list of choices, as /v1/completions and /v1/chat/completions have it. Subclasses make the choices."""
 
     kind: ClassVar[str]
     kind_of_chunks: ClassVar[str]
     plain: ClassVar[tuple[bytes, bytes]]  # before and behind the text, in a chunk with text alone
+    done = DONE
     is_parsed = False  # the text may hold thoughts and calls
 
-    def __init__(self, serving: ServedModel, request: G, job_id: str, params: SamplingParams):
-        self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
+    params: SamplingParams
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         self.created = int(time.time())
         self.num_prompt_tokens: list[int] = []
         self.echoes: list[str] = []  # text before the choices of each prompt; empty: none
-        self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
+        self.shapes = LogprobShapes(self.serving.token_texts, bool(self.request.return_tokens_as_token_ids))
 
-    async def send(self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Encoding]) -> Response | EventStream:
-        """Start a job for the prompts, and make its answer. Arguments and errors as for `ServedModel.start`."""
+    async def send(self) -> Response | EventStream:
+        """Start a job for the prompts, and make its answer. Raises as `finish`."""
         serving, params = self.serving, self.params
-        job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
+        job = await (self.start() if self.request.stream else self.finish())
         self.num_prompt_tokens = [len(request.prompt_token_ids) for request in job.requests]
         if self.request.stream:
-            return EventStream(serving, job, self.events(job))
-        async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-            await job.end()
+            return EventStream(serving.jobs, job, self.events(job), self)
         num_new = sum(seq.num_tokens - seq.num_prompt_tokens for request in job.requests for seq in request.sequences)
         is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS or num_new > MANY
         with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
@@ -73,7 +67,6 @@ class ChoicesAnswer(Generic[G]):
         return ChunkedJSONResponse(await serving.text.finish(body) if is_long or with_logprobs else run_to_end(body))
 
     def size(self, requests: Sequence[Request]) -> int:
-        """The most bytes that the answer takes."""
         max_model_len, copies = self.serving.max_model_len, self.num_copies
         return answer_bytes(requests, max_model_len, repeated=self.num_repeated, num_copies=copies)
 

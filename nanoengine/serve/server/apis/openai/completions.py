@@ -21,7 +21,8 @@ from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import CompletionRequest
 from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, ServedModel
+from nanoengine.serve.server.served_model import ServedModel
+from nanoengine.serve.server.submission import Encoding
 
 
 async def completions(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
@@ -33,19 +34,9 @@ async def completions(http: HTTPRequest, serving: ServedModel) -> Response | Eve
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    answer = _Completions(serving, request, new_id("cmpl-", http, request.request_id), params)
+    answer = _Completions(http, serving, request, new_id("cmpl-", http, request.request_id), params)
     answer.prompts = prompts
-
-    def tokens() -> Encoding:
-        encoded = yield from serving.prompts.encode(prompts, request)
-        if request.echo and not request.return_token_ids:
-            answer.echoes = [
-                prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
-                for prompt, ids in zip(prompts, encoded, strict=True)
-            ]
-        return encoded, params
-
-    return await answer.send(http, len(prompts), tokens)
+    return await answer.send()
 
 
 def _prompts(serving: ServedModel, request: CompletionRequest) -> list[str | list[int]]:
@@ -69,11 +60,18 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         b'{"index":%d,"text":',
         b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}',
     )
-    prompts: list[str | list[int]]
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._names: dict[int, list[str]] = {}  # texts of the tokens of each repeated prompt
+
+    def encode(self) -> Encoding:
+        encoded, params = yield from super().encode()
+        if self.request.echo and not self.request.return_token_ids:
+            decode = partial(self.serving.tokenizer.decode, skip_special_tokens=False)
+            pairs = zip(self.prompts, encoded, strict=True)
+            self.echoes = [prompt if isinstance(prompt, str) else decode(ids) for prompt, ids in pairs]
+        return encoded, params
 
     def choice(self, number: int, output: RequestOutput, index: int, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         [piece] = self.pieces(output, number * len(output.outputs) + index, output.outputs[index], Progress())

@@ -14,13 +14,13 @@ from starlette.responses import Response
 from nanoengine.core.sequence import Request
 from nanoengine.features import EMBEDDING
 from nanoengine.features.pooling.params import PoolingParams
-from nanoengine.serve.server.admission.answer_bytes import answer_bytes
 from nanoengine.serve.server.apis.json_response import ChunkedJSONResponse, encode
 from nanoengine.serve.server.bodies.params import prompt_list
 from nanoengine.serve.server.bodies.protocol import EmbeddingRequest, Queued
 from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
-from nanoengine.serve.server.served_model import Encoding, ServedModel
+from nanoengine.serve.server.served_model import ServedModel
+from nanoengine.serve.server.submission import Submission
 
 NUMBER_BYTES = 32
 """Bytes of a number of an embedding, as it is computed and as JSON."""
@@ -36,35 +36,24 @@ async def embeddings(http: HTTPRequest, serving: ServedModel) -> Response:
     )
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
     job_id = new_id("embd-", http, request.request_id)
-    requests = await embedded(http, serving, request, job_id, inputs, params)
+    requests = await EmbeddingSubmission(http, serving, request, job_id, params).embedded(inputs)
     body = partial(_body, serving, job_id, request.encoding_format == "base64")
     return ChunkedJSONResponse(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))
 
 
-async def embedded(
-    http: HTTPRequest,
-    serving: ServedModel,
-    request: Queued,
-    job_id: str,
-    inputs: Sequence[str | list[int]],
-    params: PoolingParams,
-) -> list[Request]:
-    """Compute the embedding of each input; return the requests, which hold them. Arguments and errors as for `ServedModel.start`
-    and `Job.end`.
-    """
+class EmbeddingSubmission(Submission[Queued]):
+    """Computes the embedding of each input."""
 
-    def tokens() -> Encoding:
-        return (yield from serving.prompts.encode(inputs, request)), params
+    async def embedded(self, inputs: Sequence[str | list[int]]) -> list[Request]:
+        """The requests, which hold the embeddings. Raises as `finish`."""
+        self.prompts = inputs
+        requests = (await self.finish()).requests
+        if any(EMBEDDING not in each.sequences[0].state for each in requests):
+            raise APIError(503, "the request was aborted")
+        return requests
 
-    def size(requests: Sequence[Request]) -> int:
-        return answer_bytes(requests, serving.max_model_len) + _num_numbers(requests) * NUMBER_BYTES
-
-    job = await serving.start(http, job_id, request, params, len(inputs), tokens, size)
-    async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-        await job.end()
-    if any(EMBEDDING not in each.sequences[0].state for each in job.requests):
-        raise APIError(503, "the request was aborted")
-    return job.requests
+    def size(self, requests: Sequence[Request]) -> int:
+        return super().size(requests) + _num_numbers(requests) * NUMBER_BYTES
 
 
 def vector_of(request: Request) -> Any:
