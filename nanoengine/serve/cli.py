@@ -94,7 +94,7 @@ def _tell(message: str) -> None:
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere; Python would try once more at its end."""
+    """Discard unwritten output; Python would try once more at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

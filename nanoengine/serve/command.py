@@ -34,7 +34,7 @@ CONFIG = "a TOML file of options, such as max-waiting = 64; the command line com
 VERBOSE = "show how the model was loaded: --log-level debug"
 
 MAX_CONFIG_BYTES = 32 << 10
-"""Of a file of options: tomllib takes the third power of the length of a key with many dots, here 4 s."""
+"""The largest file of options, in bytes: tomllib takes the third power of the length of a key with many dots, here 4 s."""
 
 TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
@@ -74,7 +74,7 @@ def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
 
 
 def _values_of(kind: type, args: argparse.Namespace) -> dict[str, Any]:
-    """Those fields of a class of options that a command line has."""
+    """The fields of a class of options that a command line has."""
     values = {field.name: value for field in fields(kind) if (value := getattr(args, field.name, None)) is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 

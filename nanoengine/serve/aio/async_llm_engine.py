@@ -1,7 +1,7 @@
 """AsyncLLMEngine: an engine whose steps run in a separate thread, for many callers on event loops.
 
-Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
-needs a lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
+Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: the engine needs no
+lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
 for all its requests, so that a loop is woken once a step, however many streams there are.
 """
 
@@ -40,8 +40,8 @@ MOST_MESSAGES = 32
 """Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
 
 DELIVERY_SECONDS = 2e-3
-"""How long the next step waits at most for the loop to hand out what the last one brought. Both at once take longer than one
-after the other: they disturb each other's cores, caches and interpreter lock."""
+"""The longest time that the next step waits for the loop to deliver the results of the last one. Both at once take longer than
+one after the other: they disturb each other's cores, caches and interpreter lock."""
 
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """The results of a step for one stream: the stream, its deltas, whether it is over, and its error."""

@@ -38,7 +38,7 @@ class Session:
         self.llm, self.params, self.system, self.adapter = llm, params, system, adapter
         self.messages: list[dict[str, str]] = []
         self.stats: list[Stats] = []
-        """Of all answers, also of those that were forgotten."""
+        """The statistics of all answers, also of those that were forgotten."""
         self.num_left_out = 0
         """The first messages that the model no longer reads: its context is full."""
         self._defaults = params

@@ -12,7 +12,7 @@ from nanoengine.log import FORMATS, LEVELS
 from nanoengine.sizes import format_bytes
 
 PART_OF_A_CLIENT = 4
-"""Of the bytes that requests may hold, one client may hold this part."""
+"""A client may hold 1 / PART_OF_A_CLIENT of the bytes of all requests."""
 
 TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ModelNames:
-    """Names of one model, and of its adapters, which are models in their own right to clients.
+    """Names of one model, and of its adapters, which are models to clients, too.
 
     Args:
         of_model: names of the model; answers have the first.
@@ -24,7 +24,7 @@ class ModelNames:
 
     @property
     def all(self) -> list[str]:
-        """Those of the model, and then those of the adapters."""
+        """The names of the model, then those of the adapters."""
         return [*self.of_model, *(() if self._adapters is None else self._adapters.loaded)]
 
     def is_model(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the server notes of a request in its ASGI scope, under these keys."""
+"""Keys of the ASGI scope: facts about a request that the server adds."""
 
 from __future__ import annotations
 

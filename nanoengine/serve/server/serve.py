@@ -87,7 +87,7 @@ def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -
 
 
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> ServedModel:
-    """Load the model, and make the state that endpoints share; see `serve`."""
+    """Load the model, and make the state of the endpoints; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
     serving = ServedModel(lambda: build_engine(engine_config), config, model)
     serving.cache_config = {
@@ -168,7 +168,7 @@ def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
 
 
 def end_hard(engine: AsyncLLMEngine | None, over: threading.Event) -> None:
-    """End the process although a step or a thread for text hangs. Files that are being written have their own time limits."""
+    """End the process although a step or a thread for text hangs. Writing of files has other time limits."""
     over.wait(HARD_END_SECONDS)
     while engine is not None and engine.is_ending and not over.wait(0.1):
         pass
@@ -196,7 +196,7 @@ class Server(uvicorn.Server):
         self._hurry = asyncio.Event()
 
     def settings(self, serving: Any) -> uvicorn.Config:
-        """How uvicorn serves it."""
+        """The settings of uvicorn."""
         return http_settings(serving)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -221,7 +221,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; uvicorn's own handlers would raise them again
+        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; the handlers of uvicorn would raise them again
         before everything is closed.
         """
         loop = asyncio.get_running_loop()

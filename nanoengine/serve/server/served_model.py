@@ -143,7 +143,7 @@ class ServedModel:
             raise APIError(503, reason, headers=RETRY_AFTER if self.engine.error is None else None)
 
     async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
-        """Call a function that makes a part of an answer; in a thread for text if it is slow."""
+        """The result of a function of a value; it is called in a thread for text if it is slow."""
         return await self.text.run(function, value) if slow else function(value)
 
     def usage(
@@ -159,7 +159,7 @@ class ServedModel:
         }
 
     async def params(self, request: Generation, **values: Any) -> SamplingParams:
-        """How to sample each prompt. Arguments and errors as for `sampling_params`."""
+        """The sampling parameters of each prompt. Arguments and errors as for `sampling_params`."""
         values |= {"max_model_len": self.max_model_len, "max_n": self.config.max_n}
         make = partial(sampling_params, defaults=self.defaults, **values)
         slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
@@ -178,5 +178,5 @@ class ServedModel:
 
 
 def short_name(model: str) -> str:
-    """What a model is called: a path's last part, or the name itself."""
+    """The name of a model for clients: the last part of a path, or the name itself."""
     return Path(model).resolve().name if os.path.exists(model) else model

@@ -12,7 +12,7 @@ from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.sizes import format_bytes
 
 PART_OF_A_NEWCOMER = 8
-"""Of what is full of the requests of others, a client may still have 1 / PART_OF_A_NEWCOMER: nobody is shut out by another."""
+"""A client may have 1 / PART_OF_A_NEWCOMER of a full resource: no client shuts out another."""
 
 
 @dataclass(eq=False)
@@ -41,23 +41,23 @@ class Quota:
 
     @classmethod
     def of_bytes(cls, most: int, option: str, needs: str, hint: str) -> Quota:
-        """Of memory: a client may have its part of it."""
+        """A quota of memory: a client may have 1 / PART_OF_A_CLIENT of it."""
         return cls(most, most // PART_OF_A_CLIENT, 0, option, needs, hint, format_bytes)
 
     @classmethod
     def of_positions(cls, most: int, option: str = "", needs: str = "", unit: str = "") -> Quota:
-        """Of queue positions and connections: a client may have all of them, but for the part of a newcomer."""
+        """A quota of queue positions or connections: a client may have all of them, but for the part of a newcomer."""
         return cls(most, None, most // PART_OF_A_NEWCOMER, option, needs, "ask for fewer", f"{{}} {unit}".format)
 
     def has_room(self, client: str, size: int = 1, total: int | None = None) -> bool:
-        """Whether a client may have so much more. `total`: what all hold, where that is not what was counted here."""
+        """Whether a client may have an amount more. `total`: of all clients, if it was not counted here."""
         used, total = self.of_clients[client] + size, (self.total if total is None else total) + size
         if self.of_client is not None and used > self.of_client:
             return False
         return total <= self.most or (used <= self.of_newcomer and total <= 2 * self.most)
 
     def take(self, client: str, size: int = 1) -> None:
-        """Count so much more, whether or not there is room."""
+        """Add to the count of a client, whether or not there is room."""
         self.of_clients[client] += size
         self.total += size
 
@@ -68,7 +68,7 @@ class Quota:
 
     @contextmanager
     def hold(self, client: str, size: int = 0, total: int | None = None) -> Iterator[Holding]:
-        """Hold so much for a request of a client, and more with `Holding.add`; all is released at the end.
+        """Hold an amount for a request of a client, and more with `Holding.add`; all is released at the end.
 
         Raises:
             APIError: 400 if it can never fit, 429 if a client may not have so much at a time, 503 if there is no room for it now.
@@ -81,7 +81,7 @@ class Quota:
             holding.release(holding.size)
 
     def check(self, client: str, size: int, whole: int, total: int | None = None) -> None:
-        """See that there is room for `size` more of a request that has `whole` with them. Raises as `hold`."""
+        """Check that there is room for `size` more of a request that has `whole` with them. Raises as `hold`."""
         if self.has_room(client, size, total):
             return
         needs, used, say = self.needs.format(self.format(whole)), self.of_clients[client], self.format
@@ -95,20 +95,20 @@ class Quota:
 
 
 class Holding:
-    """What one request holds of a quota."""
+    """The part of a quota that one request holds."""
 
     def __init__(self, quota: Quota, client: str):
         self._quota, self._client = quota, client
         self.size = 0
 
     def add(self, size: int, total: int | None = None) -> None:
-        """Hold so much more. Raises as `Quota.hold`."""
+        """Hold an amount more. Raises as `Quota.hold`."""
         self._quota.check(self._client, size, self.size + size, total)
         self._quota.take(self._client, size)
         self.size += size
 
     def release(self, size: int) -> None:
-        """Hold so much less, or nothing."""
+        """Hold an amount less, or nothing."""
         size = min(size, self.size)
         self.size -= size
         self._quota.release(self._client, size)

@@ -42,7 +42,7 @@ MOST_OTHERS = 3
 
 @dataclass(slots=True)
 class ClientUsage:
-    """What a client has used since its last request was begun.
+    """The usage of a client since its last request began.
 
     Attributes:
         steps: seconds of steps that were charged before.
@@ -60,8 +60,8 @@ class WorkShare:
 
     Args:
         clock: in seconds.
-        worked: how long the thread that asks has worked, in seconds.
-        sleep: waits for so many seconds.
+        worked: CPU seconds of the calling thread.
+        sleep: waits for a number of seconds.
         spent: seconds of the engine's steps of each client so far.
     """
 
@@ -107,7 +107,7 @@ class WorkShare:
             self._ready[client] = min(ready, now + MOST_OWED)
 
     def _charge_steps(self, client: str) -> None:
-        """Charge what a client has used since its last request was begun, steps included: others had the time between."""
+        """Charge the usage of a client since its last request began, steps included: others had the time between."""
         now, spent = self.clock(), self.spent.get(client, 0.0)
         last = self._counted.get(client, ClientUsage(spent, now))
         seconds = min(max(spent - last.steps, 0.0), MOST_OF_STEPS) + last.work
@@ -126,7 +126,7 @@ class WorkShare:
 
     @asynccontextmanager
     async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:
-        """A request of a client, with a body of so many bytes; it begins when the client owes nothing."""
+        """The context of a request of a client; it begins when the client owes nothing."""
         self._num_requests[client] += 1
         self._left.pop(client, None)
         try:

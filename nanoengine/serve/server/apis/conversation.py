@@ -19,7 +19,7 @@ from nanoengine.serve.server.submission import Encoding, Submission
 
 
 class Conversation(Submission[ChatRequest]):
-    """A conversation, and how its next turn is sampled and read. `text`: the prompt; None: it is rendered from the messages."""
+    """The next turn of a conversation. `text`: the prompt; None: it is rendered from the messages."""
 
     prompt: Prompt  # set by `encode`
     params: SamplingParams
@@ -49,7 +49,7 @@ class Conversation(Submission[ChatRequest]):
 async def chat_params(
     serving: ServedModel, request: ChatRequest, names: Mapping[str, str] = MappingProxyType({})
 ) -> SamplingParams:
-    """How to sample the next turn. Arguments and errors as for `sampling_params`."""
+    """The sampling parameters of the next turn. Arguments and errors as for `sampling_params`."""
     by_new_name = request.max_completion_tokens is not None
     max_tokens_name = "max_completion_tokens" if by_new_name else "max_tokens"
     params = await serving.params(

@@ -15,7 +15,7 @@ class LocalSampling(
     with_fields(Body, (), {theirs: SAMPLING[name] for theirs, name in OURS.items()}),  # type: ignore[misc]
     kw_only=True,  # type: ignore[call-arg]
 ):
-    """How to sample. Penalties are of the whole text, or of none with repeat_last_n 0."""
+    """Sampling parameters. Penalties are of the whole text, or of none with repeat_last_n 0."""
 
     stop: Stops | None = None
     repeat_last_n: int | None = None

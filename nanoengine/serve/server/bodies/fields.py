@@ -60,7 +60,7 @@ IGNORED_OPTIONS = (
     *("low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock", "logits_all", "embedding_only", "draft_num_predict"),
     *("rope_frequency_base", "rope_frequency_scale", "mirostat_eta", "mirostat_tau", "penalize_newline"),
 )
-"""How Ollama lays a model out in memory; the length of the context is the server's."""
+"""Options of Ollama for the layout of a model in memory; the length of the context is the server's."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
@@ -95,11 +95,11 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "system": ("messages (role system)", "instructions"),
     "response_format": ("text.format", "format", "output_config.format"),
 }
-"""What gives the same here, for names of older clients and of other interfaces: that counts whose field the request has."""
+"""Alternatives for names of older clients and of other interfaces; the first that is a field of the request is named."""
 
 
 MAX_NEUTRAL_BYTES = 32
-"""Of JSON: no neutral value is longer."""
+"""The longest JSON of a neutral value."""
 
 EMPTY: tuple[Any, ...] = (None, [], {})
 
@@ -108,7 +108,7 @@ EMPTY_IS_A_VALUE = ("allowed_token_ids", "request_ids", "json_schema", "guided_j
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a client sends. A field that is null or empty means what it means to leave the field out.
+    """The body of a request. A field that is null or empty means the same as no field.
 
     Attributes:
         unavailable: fields that are refused where any other unknown one is ignored; None: all are refused.
@@ -125,7 +125,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    """Of the fields that may be left out."""
+    """The optional fields of a type, with their defaults."""
     return [
         (field.name, field.default) for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
     ]

@@ -32,7 +32,7 @@ logger = logging.getLogger("nanoengine.serve.server")
 
 
 class ServedApplication(Protocol):
-    """What an application serves: one model, or several."""
+    """The state behind an application: one model, or several."""
 
     config: ServerConfig
     work_share: WorkShare
@@ -54,7 +54,7 @@ def make_app(serving: ServedApplication, endpoints: Sequence[Endpoint] = (*ENDPO
 
 
 def http_settings(serving: ServedApplication, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """The settings of uvicorn for the application."""
     connections = Quota.of_positions(serving.config.max_connections)
     settings = uvicorn.Config(
         make_app(serving, endpoints),

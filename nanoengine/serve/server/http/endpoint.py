@@ -1,4 +1,4 @@
-"""Endpoint: a path of the server, and all that other parts must know of it."""
+"""Endpoint: a method of a path, with its handler, body type and access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 class Access(Enum):
-    """Who may call an endpoint."""
+    """The clients that may call an endpoint."""
 
     OPEN = auto()
     """Everybody, without a key: load balancers, dashboards, and programs that generate clients."""

@@ -122,4 +122,4 @@ if is_installed("lora"):
     )
 
 VIEW = Endpoint("GET", "/view", show_view, "The state of the engine, for the page", access=ADMIN, is_polled=True)
-"""Beside the page, and not without it."""
+"""The endpoint of the page; it is left out without it."""

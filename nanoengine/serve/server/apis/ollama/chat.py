@@ -1,6 +1,6 @@
-"""Ollama's interface: /api/chat, /api/generate and what its clients ask before (https://docs.ollama.com/api).
+"""Ollama's interface: /api/chat, /api/generate and the endpoints that its clients call before (https://docs.ollama.com/api).
 
-Streams are lines of JSON, and are what a client gets that does not say. No model is loaded or unloaded.
+Streams are lines of JSON, and the default. No model is loaded or unloaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TYPES = {**dict.fromkeys(LIMITS, int), "stop_sequences": Stops, "repetition_pena
 
 
 class Options(with_fields(LocalSampling, IGNORED_OPTIONS, TYPES), kw_only=True):  # type: ignore[misc, call-arg]
-    """How to sample, and how to lay the model out in memory."""
+    """Sampling parameters, and the layout of the model in memory."""
 
     unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
 
@@ -189,7 +189,7 @@ async def show(http: HTTPRequest, serving: ServedModel) -> Response:
 
 
 def abilities(template: str, *, writes: bool, can_insert: bool = False) -> list[str]:
-    """What a model can, in Ollama's words. `template`: of its chats, or empty."""
+    """The capabilities of a model, in Ollama's words. `template`: of its chats, or empty."""
     can = [*(["completion"] if writes else []), *(["embedding"] if is_installed("pooling") else [])]
     can += ["insert"] if can_insert else []
     if template:

@@ -144,7 +144,7 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         }
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
-        """Of every choice: the role, and with `echo` the text in front of the answer."""
+        """The first chunks of every choice: the role, and with `echo` the text in front of the answer."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
         prompt = self.conversation.prompt.text if request.return_prompt_text else None

@@ -72,7 +72,7 @@ class ChoicesAnswer(Submission[G], StreamFormat):
 
     @property
     def num_copies(self) -> int:
-        """How often the answer repeats data of a prompt, such as its log probabilities."""
+        """The number of times that the answer repeats data of a prompt, such as its log probabilities."""
         return self.request.n or 1
 
     @property

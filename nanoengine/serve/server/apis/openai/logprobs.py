@@ -20,7 +20,7 @@ from nanoengine.serve.server.token_texts import MOST_PARTS, TokenTexts
 E = TypeVar("E")
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""The log probability that stands for minus infinity, which JSON does not have."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class LogprobShapes:
         offset: int = 0,
         before: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Of /v1/completions.
+        """The field `logprobs` of /v1/completions.
 
         Args:
             token_ids: the tokens.
@@ -142,7 +142,7 @@ class LogprobShapes:
         num_top: int,
         before: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Of /v1/chat/completions. Arguments as for `completion`, but `num_top` counts the token itself."""
+        """The field `logprobs` of /v1/chat/completions. Arguments as for `completion`, but `num_top` counts the token itself."""
         return {
             "content": [
                 self._chat_entry(each.token, each.name, each.entry[each.token].logprob)
@@ -178,7 +178,7 @@ class LogprobShapes:
     def prompt(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> Iterator[dict[str, Any] | None]:
-        """Of `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
+        """The field `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
         for token, _, entry, before in _token_positions(token_ids, [""] * len(token_ids), entries):
             if entry is None:
                 yield None
