@@ -46,9 +46,8 @@ class Job:
     ):
         self.job_id = job_id
         self.problem: APIError | None = None  # the error that ends the answer
-        self.write_now: Callable[[bytes], bool] = lambda _: (
-            False
-        )  # writes bytes to the client at once; False: its socket is full
+        # Writes bytes to the client at once; False: its socket is full
+        self.write_now: Callable[[bytes], bool] = lambda _: False
         self._engine = engine
         self.requests = list(requests)
         self._streams = [engine.submit(request, interval, partial(begun, request)) for request in requests]

@@ -119,12 +119,7 @@ class _Snapshot:
         return family
 
     def _labelled(self) -> Iterator[Metric]:
-        metrics, times, drafts, offload = (
-            self.metrics,
-            self.metrics.times,
-            self.metrics.speculation,
-            self.metrics.offload,
-        )
+        metrics, times, drafts = self.metrics, self.metrics.times, self.metrics.speculation
         counter = partial(self._family, CounterMetricFamily)
         finished = dict.fromkeys(FINISH_REASONS, 0.0) | metrics.finished
         yield counter("vllm:request_success", "Sequences that ended, by why.", finished, "finished_reason")
@@ -140,7 +135,7 @@ class _Snapshot:
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             by_position = {str(position): count for position, count in enumerate(drafts.accepted_at)}
             yield counter(name, "Drafts accepted, by their position in a run.", by_position, "position")
-        if offload is not None:
+        if (offload := metrics.offload) is not None:
             moves = {
                 "device_to_host": offload.num_saved_blocks,
                 "host_to_device": offload.num_loaded_blocks,

@@ -83,16 +83,14 @@ class ServedModel:
         time_share = None if fairness is None else fairness.time
         self.work_share = WorkShare(spent={} if time_share is None else time_share.accounts.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
-        self.grammar_threads = FairThreadPool(2, 1, self.work_share)  # for grammars
+        self.grammar_threads = FairThreadPool(2, 1, self.work_share)
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs, self.admission = Jobs(config.request_timeout), Admission(config)
-        self._reader = BodyReader(config, self.admission.bodies, self.text, self.max_model_len)
+        self._reader = BodyReader(config, self.admission.bodies, self.max_model_len)
         self.metrics_text = TimedCache(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = TimedCache(partial(self._render_metrics, summed=True), METRICS_SECONDS)
-        view = getattr(
-            self.metrics, "view", partial(view_of_engine, observer=self.metrics)
-        )  # replicas tell their views
+        view = getattr(self.metrics, "view", partial(view_of_engine, observer=self.metrics))  # replicas have theirs
         self.view = TimedCache(lambda: self.engine.call(view), VIEW_SECONDS)
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # without common cached prefixes
@@ -102,13 +100,9 @@ class ServedModel:
     async def _render_metrics(self, *, summed: bool = False) -> bytes:
         """All counters between two steps, for Prometheus; in a thread that no text of a client waits for."""
         snapshots = await self.engine.call(partial(self.metrics.snapshots, summed=summed))
-        return await asyncio.to_thread(
-            render_metrics,
-            snapshots,
-            model_name=self.name,
-            cache_config=self.cache_config,
-            num_rejected=dict(self.admission.num_rejected),
-        )
+        rejected = dict(self.admission.num_rejected)
+        render = partial(render_metrics, model_name=self.name, cache_config=self.cache_config, num_rejected=rejected)
+        return await asyncio.to_thread(render, snapshots)
 
     @property
     def name(self) -> str:
@@ -121,7 +115,7 @@ class ServedModel:
 
     async def read_as(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
         """As `read`, and the result of a function of the request, which is called in a thread if the body is long."""
-        request, made = await self._reader.read(http, kind, make)
+        request, made = await self._reader.read(http, kind, make, self.text)
         if model := getattr(request, "model", None):
             http.scope[ADAPTER] = self.names.check(model)
         return request, made

@@ -77,7 +77,7 @@ def counter() -> tuple[list[int], Callable[[FrameType, str, Any], None]]:
     return count, profile
 
 
-class ClientUsage:
+class Counted:
     """A server whose work is counted: its application on an event loop of this thread, with threads of its own."""
 
     def __init__(self, serving: ServedModel):
@@ -105,11 +105,11 @@ class ClientUsage:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientUsage]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
     folder: Path = save_tokenizer(tmp_path_factory.mktemp("growth"), "{# <tool_call> #}" + TEMPLATE)
     config = ServerConfig(access_log=False)
     serving = ServedModel(lambda: build(folder, max_model_len=1 << 14, num_blocks=1 << 13), config, "demo")
-    yield ClientUsage(serving)
+    yield Counted(serving)
     serving.close()
 
 
@@ -167,7 +167,7 @@ def replaced(value: Any, key: Any, inner: Grown, size: int) -> Any:
     return found
 
 
-def check_growth(counted: ClientUsage, path: str, body: Grown) -> str:
+def check_growth(counted: Counted, path: str, body: Grown) -> str:
     """What is wrong with the work for this body; nothing, as a rule."""
     bodies = [msgspec.json.encode(body(size)) for size in SIZES]
     works = [counted.ask(path, own) for own in bodies]
@@ -184,10 +184,10 @@ def check_growth(counted: ClientUsage, path: str, body: Grown) -> str:
 
 
 @pytest.mark.parametrize("path", DOORS)
-def test_work_grows_with_the_body_and_no_faster(counted: ClientUsage, demo: Server, path: str) -> None:
+def test_work_grows_with_the_body_and_no_faster(counted: Counted, demo: Server, path: str) -> None:
     kind, base = DOORS[path]
     if path in EMBEDDING:
-        counted = ClientUsage(demo.serving)
+        counted = Counted(demo.serving)
     ways = list(grown(base))
     ways += [
         lambda size, name=name, own=own: {**base, name: own(size)}  # type: ignore[misc]

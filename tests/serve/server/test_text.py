@@ -27,7 +27,7 @@ from tests.serve.aio.toys import PATIENCE
 ALPHABET = ["a", "b", "ab", " ", "  ", "\n", "\t", "\u00a0", "Ä", "語", "🦜", "e\u0301", ".", "_", "x1", "AB", "\u2581"]
 
 
-class ClientUsage(HFTokenizer):
+class Counted(HFTokenizer):
     """Counts what is encoded."""
 
     def __init__(self, folder: Path):
@@ -134,7 +134,7 @@ def chat(turns: int) -> str:
 
 
 def test_a_second_turn_encodes_only_what_is_new(tokenizer_folder: Path) -> None:
-    tokenizer = ClientUsage(tokenizer_folder)
+    tokenizer = Counted(tokenizer_folder)
     encoder = ChatEncoder(tokenizer, 1 << 20)
     encoder.encode(chat(3))
     first = len(tokenizer.encoded)
@@ -145,7 +145,7 @@ def test_a_second_turn_encodes_only_what_is_new(tokenizer_folder: Path) -> None:
 
 
 def test_what_is_remembered_has_a_limit_and_the_oldest_goes_first(tokenizer_folder: Path) -> None:
-    tokenizer = ClientUsage(tokenizer_folder)
+    tokenizer = Counted(tokenizer_folder)
     pieces = [f"<|im_start|>{i:028}" for i in range(3)]
     cost = len(pieces[0]) + len(tokenizer.encode(pieces[0], add_special_tokens=False)) + CHARS_OF_A_PIECE
     tokenizer.encoded.clear()
@@ -165,7 +165,7 @@ def test_what_is_remembered_has_a_limit_and_the_oldest_goes_first(tokenizer_fold
 
 def test_short_messages_count_for_the_memory_that_they_take(tokenizer_folder: Path) -> None:
     """Each is an entry with its key: a client that sends thousands of one character must not fill the memory."""
-    encoder = ChatEncoder(ClientUsage(tokenizer_folder), 10_000)
+    encoder = ChatEncoder(Counted(tokenizer_folder), 10_000)
     encoder.encode("".join(f"<|im_start|>{i}" for i in range(2000)))
     assert 0 < len(encoder.pieces) <= 10_000 // CHARS_OF_A_PIECE
 

@@ -52,15 +52,14 @@ class BodyReader:
     Args:
         config: of the server.
         quota: counts the bytes of all bodies.
-        threads: for long bodies.
         max_model_len: tokens of the longest sequence.
     """
 
-    def __init__(self, config: ServerConfig, quota: Quota, threads: TextThreads, max_model_len: int):
-        self._config, self._quota, self._threads, self._max_model_len = config, quota, threads, max_model_len
+    def __init__(self, config: ServerConfig, quota: Quota, max_model_len: int):
+        self._config, self._quota, self._max_model_len = config, quota, max_model_len
         self._ignored = Ignored()
 
-    async def read(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
+    async def read(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R], threads: TextThreads) -> tuple[S, R]:
         """The body of a request as an object of a type, and the result of a function of it; in a thread if the body is long.
 
         Raises:
@@ -80,7 +79,7 @@ class BodyReader:
             return request, make(request)
 
         IS_LONG.set(len(body) > SLOW_BYTES)
-        return await self._threads.run(read) if IS_LONG.get() else read()
+        return await threads.run(read) if IS_LONG.get() else read()
 
 
 async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
