@@ -26,12 +26,9 @@ async def load_adapter(http: HTTPRequest, serving: ServedModel) -> Response:
     load = partial(adapters.load, name, request.lora_path, replaces=bool(request.load_inplace))
     try:
         await asyncio.to_thread(load)
-    except ModelNotFound as error:
-        raise APIError(404, str(error), "lora_path") from error
-    except (InvalidWeights, UnsupportedModel) as error:
-        raise APIError(400, str(error), "lora_path") from error
-    except InvalidRequest as error:
-        raise APIError(400, str(error), "lora_name") from error
+    except (ModelNotFound, InvalidWeights, UnsupportedModel, InvalidRequest) as error:
+        field = "lora_name" if isinstance(error, InvalidRequest) else "lora_path"
+        raise APIError(404 if isinstance(error, ModelNotFound) else 400, str(error), field) from error
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 

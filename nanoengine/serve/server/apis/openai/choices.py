@@ -80,6 +80,12 @@ class ChoicesAnswer(Submission[G], StreamFormat):
         """The number of characters of the request that the answer repeats."""
         return sum(map(len, self.echoes)) * (self.request.n or 1)
 
+    def _head(self, kind: str) -> bytes:
+        """The JSON of the answer or of a chunk, up to its choices."""
+        model = self.serving.names.answered(self.request.model)
+        common = {"id": self.job_id, "object": kind, "created": self.created, "model": model}
+        return encode(common)[:-1] + b',"choices":['
+
     # ---- whole
 
     def body(self, requests: list[Request]) -> Generator[None, None, list[bytes]]:
@@ -87,13 +93,7 @@ class ChoicesAnswer(Submission[G], StreamFormat):
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
-        common = {
-            "id": self.job_id,
-            "object": self.kind,
-            "created": self.created,
-            "model": self.serving.names.answered(self.request.model),
-        }
-        pieces = [encode(common)[:-1] + b',"choices":[']
+        pieces = [self._head(self.kind)]
         for number, output in enumerate(outputs):
             of_prompt = None
             if output.prompt_logprobs is not None:
@@ -143,13 +143,7 @@ class ChoicesAnswer(Submission[G], StreamFormat):
     async def events(self, job: Job) -> AsyncIterator[bytes]:
         """The chunks of a stream; those that are ready at the same time are one write."""
         serving, request, n = self.serving, self.request, self.request.n or 1
-        common = {
-            "id": self.job_id,
-            "object": self.kind_of_chunks,
-            "created": self.created,
-            "model": serving.names.answered(request.model),
-        }
-        chunks = Chunks(common, serving.fingerprint)
+        chunks = Chunks(self._head(self.kind_of_chunks), serving.fingerprint)
         options = request.stream_options
         with_usage = options is not None and bool(options.include_usage)
         each = with_usage and options is not None and bool(options.continuous_usage_stats)
@@ -228,12 +222,12 @@ class Chunks:
     """Makes the events of one stream; the common fields of all chunks are encoded once.
 
     Args:
-        common: fields of every chunk: id, object, created, model.
+        head: the JSON of every chunk, up to its choices.
         fingerprint: of the server, for the last chunk.
     """
 
-    def __init__(self, common: dict[str, Any], fingerprint: str):
-        self._head = b"data: " + encode(common)[:-1] + b',"choices":['
+    def __init__(self, head: bytes, fingerprint: str):
+        self._head = b"data: " + head
         self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
 
     def chunk(self, choice: bytes, rest: bytes = b"") -> bytes:
