@@ -213,7 +213,7 @@ def test_who_hangs_up_leaves_the_line_for_text_and_for_grammars(
     if has_grammar:
         turns, asked, first = server.serving.grammar_threads, (path, body | {"prompt": [65]}), [65]
     else:
-        turns, asked, first = server.serving.text._turns[False], ("/tokenize", {"prompt": "first"}), "first"
+        turns, asked, first = server.serving.text._pools[False], ("/tokenize", {"prompt": "first"}), "first"
     later = in_thread(server.post, *asked)
     held.wait()
     gone = server.connect(post_bytes(path, body))
