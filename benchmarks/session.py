@@ -83,7 +83,7 @@ class Session:
     @cached_property
     def limit(self) -> ModelLimit:
         config, runner = self.model_config, self.runner
-        kv_bytes = kv_bytes_per_token(runner.kv_cache.places[0], runner.block_size, len(config.attention_layers))
+        kv_bytes = kv_bytes_per_token(runner.kv_cache.pool_layers[0], runner.block_size, len(config.attention_layers))
         num_weights = self.llm.built.models.num_parameters
         return ModelLimit(config, self.dtype.itemsize, kv_bytes, weight_bytes(model_of(runner)), num_weights)
 

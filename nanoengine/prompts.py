@@ -20,18 +20,18 @@ def plain_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PlainPrompt]:
             "prompts", f" must be a string, a list of token ids or a list of such, not {type(prompts).__name__}"
         )
     is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [plain_prompt(own) for own in cast("Sequence[Prompt]", [prompts] if is_one else prompts)]
+    return [plain_prompt(each) for each in cast("Sequence[Prompt]", [prompts] if is_one else prompts)]
 
 
 def plain_prompt(prompt: Prompt) -> PlainPrompt:
     if not isinstance(prompt, Mapping):
         return prompt
-    given = [name for name, value in prompt.items() if value is not None]
-    if given not in (["prompt"], ["prompt_token_ids"]):
+    keys = [name for name, value in prompt.items() if value is not None]
+    if keys not in (["prompt"], ["prompt_token_ids"]):
         raise InvalidPrompt(
-            f"a prompt has the keys {shown(given)}: it must be {{'prompt': ...}} or {{'prompt_token_ids': ...}}"
+            f"a prompt has the keys {shown(keys)}: it must be {{'prompt': ...}} or {{'prompt_token_ids': ...}}"
         )
-    return cast(PlainPrompt, prompt[given[0]])
+    return cast(PlainPrompt, prompt[keys[0]])
 
 
 def params_list(

@@ -227,7 +227,7 @@ def fill_kv_with_nan(llm: LLM) -> None:
 
 
 def fill_with_nan(runner: ModelRunner) -> None:
-    for place in runner.kv_cache.places:
+    for place in runner.kv_cache.pool_layers:
         for tensor in place:
             tensor.fill_(-1 if tensor.dtype is torch.int8 else float("nan"))
     for part in runner.parts:

@@ -27,21 +27,21 @@ class KVCache:
     def __init__(
         self, num_blocks: int, groups: Seq[Seq[int]], shape: Seq[int], dtype: torch.dtype, device: torch.device
     ):
-        self.places = self.make(num_blocks + 1, max(map(len, groups)), shape, dtype, device)
+        self.pool_layers = self.make(num_blocks + 1, max(map(len, groups)), shape, dtype, device)
         indices = {layer: (i, j) for i, group in enumerate(groups) for j, layer in enumerate(group)}  # group, tensor
         self.groups = [indices[layer][0] for layer in range(len(indices))]  # of each layer
-        self.layers = [self.places[indices[layer][1]] for layer in range(len(indices))]
+        self.layers = [self.pool_layers[indices[layer][1]] for layer in range(len(indices))]
 
     def make(
-        self, num_blocks: int, num_places: int, shape: Seq[int], dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, num_pool_layers: int, shape: Seq[int], dtype: torch.dtype, device: torch.device
     ) -> list[KVLayer]:
         """K and V of each layer of the largest group."""
-        pool = torch.zeros((num_places, 2, num_blocks, *shape), dtype=dtype, device=device)
+        pool = torch.zeros((num_pool_layers, 2, num_blocks, *shape), dtype=dtype, device=device)
         return [(k, v) for k, v in pool]
 
     def zero(self, blocks: list[int]) -> None:
         """Overwrite blocks that may hold NaN."""
-        for layer in self.places:
+        for layer in self.pool_layers:
             for tensor in layer:
                 tensor[blocks] = 0
 

@@ -19,15 +19,17 @@ class HugePageKVCache(KVCache):
     block_major = False
 
     def make(
-        self, num_blocks: int, num_places: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, num_pool_layers: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> list[KVLayer]:
-        whole = (num_blocks, num_places, 2, *shape) if self.block_major else (num_places, 2, num_blocks, *shape)
+        whole = (
+            (num_blocks, num_pool_layers, 2, *shape) if self.block_major else (num_pool_layers, 2, num_blocks, *shape)
+        )
         on_cpu = device.type == "cpu"
         self.pool = pool = (
             zeros_in_huge_pages(whole, dtype) if on_cpu else torch.zeros(whole, dtype=dtype, device=device)
         )
         if self.block_major:
-            return [(pool[:, i, 0], pool[:, i, 1]) for i in range(num_places)]
+            return [(pool[:, i, 0], pool[:, i, 1]) for i in range(num_pool_layers)]
         return [(k, v) for k, v in pool]
 
 

@@ -130,11 +130,13 @@ class SelfAttention(DenseAttention):
 
 def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
     """The mixer of layer `layer`; its states follow the K/V of all layers in the KV cache."""
-    facts, place = config.states, config.num_layers + layer
+    facts, state_index = config.states, config.num_layers + layer
     assert facts is not None
     if kind == "short_conv":
-        return ShortConv(place, config.hidden_size, facts, factory)
-    return (DeltaNet if kind == "delta_net" else Mamba2)(place, config.hidden_size, facts, factory, config.rms_norm_eps)
+        return ShortConv(state_index, config.hidden_size, facts, factory)
+    return (DeltaNet if kind == "delta_net" else Mamba2)(
+        state_index, config.hidden_size, facts, factory, config.rms_norm_eps
+    )
 
 
 class DecoderLayer(DenseLayer):

@@ -59,12 +59,12 @@ def test_layers_of_one_group_have_places_of_their_own_and_those_of_several_group
     assert len({where[layer] for layer in (0, 3)}) == 2
     assert where[0] == where[1] == where[2]
     assert where[3] == where[4]
-    assert len(cache.places) == 2
-    assert all(tensor.shape[0] == 4 for place in cache.places for tensor in place), "the null block is one more"
-    assert all(tensor.shape == (4, 16, 2, 4) for place in cache.places for tensor in place)
-    for place in cache.places:
+    assert len(cache.pool_layers) == 2
+    assert all(tensor.shape[0] == 4 for place in cache.pool_layers for tensor in place), "the null block is one more"
+    assert all(tensor.shape == (4, 16, 2, 4) for place in cache.pool_layers for tensor in place)
+    for place in cache.pool_layers:
         for tensor in place:
             tensor.fill_(torch.nan)
     cache.zero([1, 3])
-    kept = [bool(tensor[block].isnan().all()) for place in cache.places for tensor in place for block in range(4)]
+    kept = [bool(tensor[block].isnan().all()) for place in cache.pool_layers for tensor in place for block in range(4)]
     assert kept == [True, False, True, False] * 4

@@ -58,11 +58,11 @@ def test_behind_a_plan_that_failed_none_of_its_epoch_is_carried_out(runner: Any)
 
 def test_blocks_are_cleared_before_the_step_writes_to_them(runner: Any) -> None:
     right = runner.launch(begin(0, 1))().token_ids
-    for place in runner.kv_cache.places:
+    for place in runner.kv_cache.pool_layers:
         for tensor in place:
             tensor[2:4] = torch.nan
     assert runner.launch(begin(0, 2, zeroed=[2]))().token_ids == right
-    for place in runner.kv_cache.places:
+    for place in runner.kv_cache.pool_layers:
         for tensor in place:
             assert not tensor[2].isnan().any()
             assert torch.equal(tensor[2], tensor[1])

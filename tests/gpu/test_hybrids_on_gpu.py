@@ -87,7 +87,7 @@ def test_tokens_are_those_of_the_cpu_in_every_way_and_mode(tmp_path: Path, shape
                         assert same == exact, (name, str(mode))
             stats = llm.metrics.speculation
             counts[name] = {
-                "room": snapshots_of(llm).num_taken,
+                "room": snapshots_of(llm).num_stored,
                 "small mixed steps": snapshots_of(llm).num_restored,
                 "tiny pool": llm.metrics.num_preemptions,
                 "drafts": 0 if stats is None else min(stats.num_accepted, stats.num_drafts - stats.num_accepted),
@@ -117,7 +117,7 @@ def test_states_are_counted_where_the_pool_is_sized(tmp_path: Path, utilization:
         ask(llm, [[i + j for j in range(90)] for i in range(160)])
         used = total - torch.cuda.mem_get_info()[0]
         assert used <= utilization * total + SLACK
-        pool = sum(tensor.nbytes for place in runner.kv_cache.places for tensor in place)
+        pool = sum(tensor.nbytes for place in runner.kv_cache.pool_layers for tensor in place)
         assert pool + states > utilization * total - (total - free) - 8 * SLACK, "no more is left over than steps take"
 
 

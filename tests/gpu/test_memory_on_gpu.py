@@ -86,7 +86,7 @@ def run_in_full_size(llm: LLM) -> None:
 
 
 def pool_bytes(llm: LLM) -> int:
-    return sum(tensor.nbytes for place in model_runner(llm).kv_cache.places for tensor in place)
+    return sum(tensor.nbytes for place in model_runner(llm).kv_cache.pool_layers for tensor in place)
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.98])

@@ -69,7 +69,7 @@ class Snapshots(KVStore, PolicyPart):
         self.free = list(range(first_slot, first_slot + num_slots))[::-1]
         self.index: OrderedDict[bytes, StoredSnapshot] = OrderedDict()  # by hash, least recently used first
         self.below, self.groups = KVStore(), range(0)
-        self.num_taken = self.num_restored = self.num_loaded = self.num_evicted = 0  # since the start
+        self.num_stored = self.num_restored = self.num_loaded = self.num_evicted = 0  # since the start
         self._in_flight: deque[tuple[Step, list[PendingSnapshot]]] = deque()
         self._waiting: list[Sequence] = []
         self._branches: dict[Sequence, int] = {}  # of a running prompt, tokens whose K/V were cached when it started
@@ -238,7 +238,7 @@ class Snapshots(KVStore, PolicyPart):
                 hash, tokens = self._block(seq, position)
                 self._forget_last(seq)
                 self._last_of_decode[seq] = self.index[hash] = StoredSnapshot(slot, hash, tokens)
-                self.num_taken += 1
+                self.num_stored += 1
                 if reason is Reason.PROMPT or seq.finished:
                     self._cache_last(seq)
         if isinstance(result, BaseException):

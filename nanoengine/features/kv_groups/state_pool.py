@@ -140,7 +140,7 @@ class StateKeeper(RunnerPart):
         sent = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), indices)
         state_runs = StateRuns(sent[0], sent[1], self._stores(runs, inside))
         for mixer, states in zip(self.mixers.values(), self.pool.layers, strict=True):
-            mixer.mix(projected[mixer.place].index_select(0, sent[2]), states, state_runs)
+            mixer.mix(projected[mixer.state_index].index_select(0, sent[2]), states, state_runs)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
@@ -158,7 +158,9 @@ class StateKeeper(RunnerPart):
         for layer in self.mixers:
             metadata = batch.metadata[layer]
             fields = {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}
-            batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=projected, keeps=keeps)
+            batch.metadata[layer] = StateMetadata(
+                **fields, stores=stores, projections=projected, keeps_projections=keeps
+            )
 
     def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[TakeSnapshot]]) -> Stores:
         """The tokens of runs (row, start, tokens, whether it has drafts) behind which states are written, and the slots."""

@@ -39,7 +39,7 @@ class KVOffload(Capability):
                 "enable_prefix_caching is False: blocks in host memory and on disk are looked up by their prefixes, so "
                 "preemption_mode must be 'recompute', and kv_host_memory and kv_disk_path None"
             )
-        pool = [tensor for layer in startup.runner.kv_cache.places for tensor in layer]
+        pool = [tensor for layer in startup.runner.kv_cache.pool_layers for tensor in layer]
         block_bytes = sum(tensor[0].nbytes for tensor in pool)
         num_slots = options.num_host_blocks(block_bytes, available_ram())
         disk, files, keeper = None, None, startup.state_keeper

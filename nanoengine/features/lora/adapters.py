@@ -161,7 +161,7 @@ class Adapters(PolicyPart):
         adapter = self._of.get(request)
         return None if adapter is None else adapter.digest
 
-    def kept(self) -> dict[str, Adapter]:
+    def in_memory(self) -> dict[str, Adapter]:
         """The adapters that are loaded or in use, by digest."""
         with self._lock:
             return self._in_use() | _by_digest(self.loaded.values())
@@ -202,8 +202,8 @@ class Adapters(PolicyPart):
     def _drop_unused(self, orders: AdapterOrders) -> None:
         """Order the runner to drop adapters that are neither loaded nor in use."""
         self._may_drop = False
-        kept = self._in_use().keys() | _by_digest(self.loaded.values()).keys()
-        orders.drops = [self._slots.pop(digest) for digest in self._slots.keys() - kept]
+        used = self._in_use().keys() | _by_digest(self.loaded.values()).keys()
+        orders.drops = [self._slots.pop(digest) for digest in self._slots.keys() - used]
 
     def _slot(self, adapter: Adapter, orders: AdapterOrders) -> int:
         """The runner's slot of an adapter; without one, it is loaded in this step."""

@@ -42,7 +42,7 @@ class SpeculativeDecoding(Capability):
             draft.model.prepare(startup.max_model_len)
             group = next(i for i, layout in enumerate(startup.layouts) if not layout.forgets)
             model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
-            runner.kv_cache.places += model.kv_cache.places  # copies of a block copy the K/V of both models
+            runner.kv_cache.pool_layers += model.kv_cache.pool_layers  # copies of a block copy the K/V of both models
             runner.parts.append(model)
         runner.sampler.verifier = DraftVerifier(startup.device, model)
 

@@ -16,7 +16,7 @@ ALIGNED = 64
 Chunk = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Piece(NamedTuple):
+class MemoryPiece(NamedTuple):
     """Bytes [start, end) of a chunk, in use while a tensor lies in them."""
 
     start: int
@@ -28,7 +28,7 @@ class StepMemory:
     """Memory of tensors, reused once no tensor lies in it: a step whose calls are made again in their order needs no more."""
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[Chunk, list[Piece]]] = []
+        self._chunks: list[tuple[Chunk, list[MemoryPiece]]] = []
 
     def take(self, like: Tensor) -> Tensor:
         """A tensor of this shape and dtype, unset; the argument itself if it is empty or not contiguous."""
@@ -36,7 +36,7 @@ class StepMemory:
             return like
         chunk, pieces, start = self._room(like.nbytes)
         tensor = _tensor(chunk[start : start + like.nbytes], like.dtype, like.shape)
-        pieces.append(Piece(start, start + like.nbytes, StorageWeakRef(tensor.untyped_storage())))
+        pieces.append(MemoryPiece(start, start + like.nbytes, StorageWeakRef(tensor.untyped_storage())))
         pieces.sort(key=lambda piece: piece.start)
         return tensor
 
@@ -48,10 +48,10 @@ class StepMemory:
                 return _tensor(chunk[start : start + tensor.nbytes], tensor.dtype, tensor.shape)
         return tensor
 
-    def _room(self, size: int) -> tuple[Chunk, list[Piece], int]:
+    def _room(self, size: int) -> tuple[Chunk, list[MemoryPiece], int]:
         for chunk, pieces in self._chunks:
             pieces[:] = [piece for piece in pieces if piece.owner is not None and not piece.owner.expired()]
-            for before, after in pairwise([Piece(0, 0), *pieces, Piece(chunk.nbytes, chunk.nbytes)]):
+            for before, after in pairwise([MemoryPiece(0, 0), *pieces, MemoryPiece(chunk.nbytes, chunk.nbytes)]):
                 start = -(-before.end // ALIGNED) * ALIGNED
                 if start + size <= after.start:
                     return chunk, pieces, start

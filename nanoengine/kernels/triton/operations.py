@@ -30,7 +30,7 @@ from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
 from nanoengine.kernels.triton.products.mlp import fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
-from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS as MOST_PACKED_GEMV_ROWS
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.products.swap_ab import MOST_ROWS as MOST_SWAPPED_ROWS
@@ -41,7 +41,7 @@ from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 from nanoengine.kernels.triton.workspace import Workspace
 
-Content = RowMajor | Packed | Float8Rows
+Content = RowMajor | PackedWeight | Float8Rows
 
 
 class TritonKernels(Kernels):
@@ -198,7 +198,7 @@ class TritonKernels(Kernels):
         tuning, rows = self.tuning, len(x)
         factors, eps = norm or (None, 0.0)
         options = {**around, "norm": factors, "eps": eps, "launch": tuning.launch(rows, product=True)}
-        if isinstance(content, Packed):
+        if isinstance(content, PackedWeight):
             if rows <= MOST_PACKED_GEMV_ROWS:
                 return packed_gemv(x, content, **options)
             most = most_rows(x.dtype) if norm is None else ROWS
@@ -235,6 +235,6 @@ def _content(weight: Weight) -> Content:
     return _of(weight).content
 
 
-def _numbers(content: RowMajor | Packed, dtype: torch.dtype) -> Tensor:
+def _numbers(content: RowMajor | PackedWeight, dtype: torch.dtype) -> Tensor:
     """Those of a packed weight are a temporary tensor as large as all of it."""
     return content.tensor if isinstance(content, RowMajor) else content.dequantize(dtype)

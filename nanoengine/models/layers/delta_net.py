@@ -12,8 +12,8 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.share import Part
 from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -26,10 +26,14 @@ class DeltaNet(Mixer):
 
     prefix = "linear_attn"
 
-    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        key, value, number = Part("groups", facts.depth), Part("heads", facts.width), Part("heads")
+    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+        key, value, number = (
+            ProjectionPart("groups", facts.depth),
+            ProjectionPart("heads", facts.width),
+            ProjectionPart("heads"),
+        )
         projections = ((key, key, value), (value,), (number,), (number,))  # q, k, v; z; b; a
-        super().__init__(place, hidden_size, facts, factory, projections, 0, value)
+        super().__init__(state_index, hidden_size, facts, factory, projections, 0, value)
         heads, self.eps = facts.num_heads, eps
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
         self.norm = factory.floats(facts.width)
@@ -37,15 +41,15 @@ class DeltaNet(Mixer):
     @cached_property
     def rank_decay(self) -> Decay:
         """The decay of the heads of this rank."""
-        return Decay(*(self.share.pick(part, Part("heads")) for part in self.decay))
+        return Decay(*(self.partition.pick(part, ProjectionPart("heads")) for part in self.decay))
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         qkv, z, b, a = projected.split(self.widths, dim=-1)
         qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
-        groups = self.share.count("groups")
+        groups = self.partition.count("groups")
         out = self.kernels.delta_rule(qkv, a, b, self.rank_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
         out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
-        return self.share.gather(out, self.mixed)
+        return self.partition.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.core.layers import WeightFactory
 from nanoengine.kernels.operations import ExpertWeights, Kernels, QuantizableWeight
-from nanoengine.models.layers.share import Share
+from nanoengine.models.layers.state_partition import StatePartition
 from nanoengine.models.model_config import StateConfig
 
 
@@ -35,9 +35,9 @@ class Factory(WeightFactory):
         """A float32 tensor of any dtype of the model, for sinks and biases of experts."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
-    def share(self, facts: StateConfig) -> Share:
+    def partition(self, facts: StateConfig) -> StatePartition:
         """The partition of layers with states; without ranks: all of it."""
-        return Share(facts)
+        return StatePartition(facts)
 
     def only(self, rows: Sequence[range]) -> Factory:
         """A factory for matrices whose rows of this rank are `rows`; without ranks: all rows."""

@@ -11,7 +11,7 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.share import Part
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -24,10 +24,14 @@ class Mamba2(Mixer):
 
     prefix = "mamba"
 
-    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        inner, shared, number = Part("heads", facts.width), Part("groups", facts.depth), Part("heads")
+    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+        inner, shared, number = (
+            ProjectionPart("heads", facts.width),
+            ProjectionPart("groups", facts.depth),
+            ProjectionPart("heads"),
+        )
         projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
-        super().__init__(place, hidden_size, facts, factory, projections, 1, inner)
+        super().__init__(state_index, hidden_size, facts, factory, projections, 1, inner)
         self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
         self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
@@ -36,25 +40,25 @@ class Mamba2(Mixer):
     @cached_property
     def rank_parameters(self) -> tuple[Decay, Tensor, Tensor]:
         """Decay, skip and norm of the heads of this rank."""
-        share, number = self.share, Part("heads")
-        decay = Decay(*(share.pick(part, number) for part in self.decay))
-        norm = share.pick(self.norm, self.mixed) if self.facts.has_norm else self.norm
-        return decay, share.pick(self.skip, number), norm
+        partition, number = self.partition, ProjectionPart("heads")
+        decay = Decay(*(partition.pick(part, number) for part in self.decay))
+        norm = partition.pick(self.norm, self.mixed) if self.facts.has_norm else self.norm
+        return decay, partition.pick(self.skip, number), norm
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         gate, xbc, dt = projected.split(self.widths, dim=-1)
         decay, skip, norm = self.rank_parameters
         xbc = self.kernels.short_conv(xbc, *self.convolution, states[0], runs, silu=True)
-        out = self.kernels.mamba2(xbc, dt, decay, skip, self.share.count("groups"), states[1], runs)
+        out = self.kernels.mamba2(xbc, dt, decay, skip, self.partition.count("groups"), states[1], runs)
         how = {"gate_first": self.facts.gate_first}
         if not self.facts.has_norm:
             out = self.kernels.sigmoid_gate(out * gate.float(), gate.float()).to(gate.dtype)  # silu(gate)
-            return self.share.gather(out, self.mixed)
-        if self.share.has_whole_groups:
+            return self.partition.gather(out, self.mixed)
+        if self.partition.has_whole_groups:
             out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, **how)
-            return self.share.gather(out, self.mixed)
+            return self.partition.gather(out, self.mixed)
         out, gate = (
-            self.share.gather(part, self.mixed) for part in (out, gate)
+            self.partition.gather(part, self.mixed) for part in (out, gate)
         )  # the norm needs the heads of all ranks of a group
         return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, **how)
 

@@ -16,8 +16,8 @@ from nanoengine.core.layers import Angles, Linear, RMSNorm
 from nanoengine.kernels.recurrences import StateRuns, Stores
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
-from nanoengine.models.layers.share import Part
 from nanoengine.models.layers.slots import taps_first
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -26,8 +26,10 @@ class StateMetadata(AttentionMetadata):
     """Metadata of a step that stores states at other tokens than the last of each run."""
 
     stores: Stores
-    kept: dict[int, Tensor]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
-    keeps: bool  # whether to store projections in `kept`
+    projections: dict[
+        int, Tensor
+    ]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
+    keeps_projections: bool  # whether to store projections in `projections`
 
 
 class Mixer(ABC):
@@ -36,7 +38,7 @@ class Mixer(ABC):
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
 
     Args:
-        place: index of its states in the KV cache.
+        state_index: index of its states in the KV cache.
         projections: the outputs of `in_proj`, each as its parts in order.
         convolved: index of the projection that the convolution reads.
         mixed: the input of `out_proj`.
@@ -47,36 +49,36 @@ class Mixer(ABC):
 
     def __init__(
         self,
-        place: int,
+        state_index: int,
         hidden_size: int,
         facts: StateConfig,
         factory: Factory,
-        projections: Sequence[Sequence[Part]],
+        projections: Sequence[Sequence[ProjectionPart]],
         convolved: int,
-        mixed: Part,
+        mixed: ProjectionPart,
     ):
-        self.place, self.facts, self.kernels = place, facts, factory.kernels
-        self.share = share = factory.share(facts)
+        self.state_index, self.facts, self.kernels = state_index, facts, factory.kernels
+        self.partition = partition = factory.partition(facts)
         self.convolved, self.mixed = projections[convolved], mixed
-        self.widths = [_width(share.rows(*parts)) for parts in projections]  # of this rank
-        sizes = [sum(len(share.all[part.unit]) * part.width for part in parts) for parts in projections]
-        rows = share.rows(*(part for parts in projections for part in parts))
+        self.widths = [_width(partition.rows(*parts)) for parts in projections]  # of this rank
+        sizes = [sum(len(partition.all[part.unit]) * part.width for part in parts) for parts in projections]
+        rows = partition.rows(*(part for parts in projections for part in parts))
         self.in_proj = Linear(factory.only(rows), hidden_size, *sizes, bias=facts.proj_bias)
-        self.out_proj = Linear(factory, len(share.all[mixed.unit]) * mixed.width, hidden_size, bias=facts.proj_bias)
+        self.out_proj = Linear(factory, len(partition.all[mixed.unit]) * mixed.width, hidden_size, bias=facts.proj_bias)
         self.weight = factory.floats(facts.taps, facts.channels)
         self.bias = factory.floats(facts.channels) if facts.conv_bias else None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the states of this rank, as `StateConfig.shapes`."""
-        facts, heads = self.facts, self.share.count("heads")
-        return (facts.taps - 1, _width(self.share.rows(*self.convolved))), (heads, facts.depth, facts.width)
+        facts, heads = self.facts, self.partition.count("heads")
+        return (facts.taps - 1, _width(self.partition.rows(*self.convolved))), (heads, facts.depth, facts.width)
 
     @cached_property
     def convolution(self) -> tuple[Tensor, Tensor | None]:
         """Weight [taps, channels] and bias [channels] of the channels of this rank; valid after loading."""
-        bias = None if self.bias is None else self.share.pick(self.bias, *self.convolved)
-        return self.share.pick(self.weight, *self.convolved), bias
+        bias = None if self.bias is None else self.partition.pick(self.bias, *self.convolved)
+        return self.partition.pick(self.weight, *self.convolved), bias
 
     def __call__(
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -87,10 +89,10 @@ class Mixer(ABC):
         stores = None
         if isinstance(metadata, StateMetadata):
             stores = metadata.stores
-            if metadata.keeps:
-                metadata.kept[self.place] = projected
+            if metadata.keeps_projections:
+                metadata.projections[self.state_index] = projected
         runs = StateRuns(metadata.rows, metadata.query_start_loc, stores)
-        return self.out_proj(self.mix(projected, metadata.kv_cache[self.place], runs)), residual
+        return self.out_proj(self.mix(projected, metadata.kv_cache[self.state_index], runs)), residual
 
     @abstractmethod
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:

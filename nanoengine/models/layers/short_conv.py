@@ -9,7 +9,7 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.share import Part
+from nanoengine.models.layers.state_partition import ProjectionPart
 from nanoengine.models.model_config import StateConfig
 
 
@@ -18,14 +18,14 @@ class ShortConv(Mixer):
 
     prefix = "conv"
 
-    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory):
-        each = Part("channels")
-        super().__init__(place, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
+    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory):
+        each = ProjectionPart("channels")
+        super().__init__(state_index, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         before, after, x = projected.chunk(3, dim=-1)
         out = self.kernels.short_conv(x, *self.convolution, states[0], runs, before=before, after=after)
-        return self.share.gather(out, self.mixed)
+        return self.partition.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         projections = self.in_proj.slots(prefix, "in_proj") | self.out_proj.slots(prefix, "out_proj")

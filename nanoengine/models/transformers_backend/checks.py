@@ -11,7 +11,7 @@ from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.transformers_backend.halves import Halves
-from nanoengine.models.transformers_backend.interface import Attention, AttentionCall
+from nanoengine.models.transformers_backend.interface import AttentionCall, AttentionInterface
 from nanoengine.models.transformers_backend.probe import attention_calls
 
 TEXT_LENGTH = 40
@@ -29,7 +29,7 @@ def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
     )
 
 
-def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
+def count_positions(halves: Halves, attention: AttentionInterface, ids: Tensor) -> None:
     """Set `halves.first_position` to the position of a first token when the model counts positions itself.
 
     Raises:
@@ -46,7 +46,7 @@ def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
 
 
 def check_tokens_alone(
-    halves: Halves, attention: Attention, ids: Tensor, positions: Tensor, probed: list[AttentionCall]
+    halves: Halves, attention: AttentionInterface, ids: Tensor, positions: Tensor, probed: list[AttentionCall]
 ) -> None:
     """Check that a token has the same hidden state beside others and alone, if each attends to itself only.
 
@@ -69,7 +69,7 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, rounding: float = 0.0) -> Tensor:
+def logits_by_transformers(halves: Halves, attention: AttentionInterface, ids: Tensor, rounding: float = 0.0) -> Tensor:
     """Log probabilities of a text with transformers' attention: [num_tokens, vocab_size] float32.
 
     Args:

@@ -30,7 +30,7 @@ from nanoengine.models.transformers_backend.checks import (
 )
 from nanoengine.models.transformers_backend.fusion import RotaryTables, fuse_rotations, fused_attention, fused_mlp
 from nanoengine.models.transformers_backend.halves import Halves
-from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
+from nanoengine.models.transformers_backend.interface import STEP, AttentionCall, AttentionInterface, values_alone
 from nanoengine.models.transformers_backend.module_calls import recorded
 from nanoengine.models.transformers_backend.modules import LinearGroup
 from nanoengine.models.transformers_backend.probe import attention_calls
@@ -66,7 +66,7 @@ class TransformersDecoder:
         self.config, self.backend, self.factory, self.calls, self.groups = config, backend, factory, list(calls), groups
         self.kernels, self.matrices, self.model = factory.kernels, factory.matrices, model
         self.specs = [call.spec(config.layer(number).window) for number, call in enumerate(calls)]
-        self.attention, self.halves = Attention(model), Halves(model)
+        self.attention, self.halves = AttentionInterface(model), Halves(model)
         self.rotations: list[RotaryTables] = []
         with torch.no_grad():
             positions = torch.tensor([7, 0, 3, 4, 9], dtype=torch.int64, device=factory.device)

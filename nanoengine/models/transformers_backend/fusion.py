@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nanoengine.core.layers import Angles, apply_rotary
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.models.layers.attention import Attention as PagedAttention
-from nanoengine.models.transformers_backend.interface import Attention, values_alone
-from nanoengine.models.transformers_backend.module_calls import Call
+from nanoengine.models.transformers_backend.interface import AttentionInterface, values_alone
+from nanoengine.models.transformers_backend.module_calls import ModuleCall
 from nanoengine.models.transformers_backend.modules import EngineLinear, EngineNorm, LinearGroup
 
 POSITIONS_AT_ONCE = 8192
@@ -34,7 +34,7 @@ class RotaryTables:
 
     def __init__(self, module: Any):
         self.forward = module.forward
-        self.calls: dict[tuple[Any, ...], Call] = {}
+        self.calls: dict[tuple[Any, ...], ModuleCall] = {}
         self.tables: dict[tuple[Any, ...], Tensor] = {}
 
     @staticmethod
@@ -54,7 +54,7 @@ class RotaryTables:
                 parts.append(self._compute(call, positions)[:-1])
             self.tables[key] = torch.cat(parts)
 
-    def _compute(self, call: Call, positions: Tensor) -> Tensor:
+    def _compute(self, call: ModuleCall, positions: Tensor) -> Tensor:
         """[num_positions, 2, width] float32."""
 
         def at_positions(value: Any) -> Any:
@@ -79,7 +79,7 @@ class RotaryTables:
         return rotation
 
 
-def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTables]:
+def fuse_rotations(calls: Sequence[ModuleCall], positions: Tensor) -> list[RotaryTables]:
     """Replace the modules whose inputs are a tensor and the positions, and whose outputs are (cosines, sines)."""
     rotations: dict[nn.Module, RotaryTables] = {}
     for call in calls:
@@ -100,7 +100,13 @@ class FusedAttention:
     """The projections to q, k and v, RoPE, attention and the output projection; replaces the `forward` of a module."""
 
     def __init__(
-        self, inputs: LinearGroup, outputs: LinearGroup, paged: PagedAttention, attention: Attention, *, rotates: bool
+        self,
+        inputs: LinearGroup,
+        outputs: LinearGroup,
+        paged: PagedAttention,
+        attention: AttentionInterface,
+        *,
+        rotates: bool,
     ):
         self.inputs, self.outputs, self.paged, self.attention, self.rotates = inputs, outputs, paged, attention, rotates
 
@@ -113,7 +119,7 @@ class FusedAttention:
 
 
 def fused_attention(
-    call: Call, heads: Sequence[Tensor], attention: Attention, paged: Callable[..., PagedAttention]
+    call: ModuleCall, heads: Sequence[Tensor], attention: AttentionInterface, paged: Callable[..., PagedAttention]
 ) -> FusedAttention | None:
     """The fused form of a module with attention; None if it computes anything else.
 
@@ -165,7 +171,7 @@ class FusedMLP:
         return self.down.product(self.gated(x)).view(x.shape)
 
 
-def fused_mlp(call: Call) -> FusedMLP | None:
+def fused_mlp(call: ModuleCall) -> FusedMLP | None:
     """The fused form of a module that is a gated MLP without biases; None if it computes anything else."""
     linears = call.of(EngineLinear)
     if len(linears) != 3 or len(call.inputs) != 1 or linears[0].inputs[0] is not call.inputs[0]:

@@ -56,7 +56,7 @@ class AttentionCall:
         return AttentionSpec(self.scale, window, self.chunked and window is not None, self.sinks, self.soft_cap)
 
 
-class Attention:
+class AttentionInterface:
     """The current attention function of a model; all its modules refer to it.
 
     `compute` has the arguments (module, query, key, value, mask, scale, others) with tensors [1, heads, tokens, head_dim], and
@@ -214,5 +214,5 @@ def recorded_call(
 
 
 def values_alone(query: Tensor, value: Tensor) -> Tensor:
-    """Attention of each token to itself only: its value."""
+    """AttentionInterface of each token to itself only: its value."""
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 
-class Call:
+class ModuleCall:
     """One call of a module."""
 
     output: Any = None
@@ -17,21 +17,21 @@ class Call:
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]):
         self.module: Any = module
         self.inputs = [*args, *kwargs.values()]
-        self.inner: list[Call] = []  # in order, nested ones included
+        self.inner: list[ModuleCall] = []  # in order, nested ones included
 
-    def of(self, kind: type[nn.Module]) -> list[Call]:
+    def of(self, kind: type[nn.Module]) -> list[ModuleCall]:
         """The inner calls of modules of a class."""
         return [call for call in self.inner if isinstance(call.module, kind)]
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[list[Call]]:
+def recorded(model: nn.Module) -> Iterator[list[ModuleCall]]:
     """Record all calls of modules, in the order in which they start."""
-    calls: list[Call] = []
-    unfinished: list[Call] = []
+    calls: list[ModuleCall] = []
+    unfinished: list[ModuleCall] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        call = Call(module, args, kwargs)
+        call = ModuleCall(module, args, kwargs)
         for outer in unfinished:
             outer.inner.append(call)
         calls.append(call)

@@ -19,12 +19,12 @@ from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import (
     COMPUTES_ITSELF,
     PROBE,
-    Attention,
     AttentionCall,
+    AttentionInterface,
     recorded_call,
     values_alone,
 )
-from nanoengine.models.transformers_backend.module_calls import Call, recorded
+from nanoengine.models.transformers_backend.module_calls import ModuleCall, recorded
 
 MAX_CALLS = 4096
 """Limit of the calls of attention in one pass, as of the layers of a model."""
@@ -52,7 +52,7 @@ class Probe:
 
 
 def attention_calls(
-    halves: Halves, attention: Attention, ids: Tensor, positions: Tensor | None
+    halves: Halves, attention: AttentionInterface, ids: Tensor, positions: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor]:
     """The calls of attention in a pass of these tokens, and hidden states where each token attends to itself only."""
     calls: list[AttentionCall] = []
@@ -91,7 +91,7 @@ def probe(model: Any, device: str = "meta") -> Probe:
     Raises:
         UnsupportedModel: an operation that is not computed.
     """
-    halves, attention = Halves(model), Attention(model)
+    halves, attention = Halves(model), AttentionInterface(model)
     ids, positions = (torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2))
     with recorded(model) as called, torch.no_grad():
         calls, hidden = attention_calls(halves, attention, ids, positions)
@@ -104,7 +104,7 @@ def probe(model: Any, device: str = "meta") -> Probe:
     return Probe(calls, hidden.shape[-1], logits.shape[-1], replacements, linears)
 
 
-def _replacements(model: Any, called: Sequence[Call]) -> Replacements:
+def _replacements(model: Any, called: Sequence[ModuleCall]) -> Replacements:
     names = {module: name for name, module in model.named_modules()}
     table = model.get_input_embeddings()
     groups: list[list[str]] = []

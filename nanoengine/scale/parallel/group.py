@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.layers.share import Part, Share
+from nanoengine.models.layers.state_partition import ProjectionPart, StatePartition
 from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.scale.parallel.communicator import Communicator
 from nanoengine.scale.parallel.partition import Partition
@@ -43,7 +43,7 @@ class RankGroup:
         return torch.cat(list({each.start: part for each, part in parts}.values()), dim=1)
 
 
-class RankShare(Share):
+class RankStatePartition(StatePartition):
     """Heads, groups or channels of one rank in a layer with states; `gather` returns the outputs of all ranks."""
 
     def __init__(self, facts: StateConfig, group: RankGroup):
@@ -51,9 +51,9 @@ class RankShare(Share):
         size = group.communicator.size
         self._group, self._of_ranks = group, units_of_ranks(facts, size)
         self.has_whole_groups = size <= facts.num_groups
-        self.own = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
+        self.local = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
 
-    def gather(self, outputs: Tensor, part: Part) -> Tensor:
+    def gather(self, outputs: Tensor, part: ProjectionPart) -> Tensor:
         ranges = self._of_ranks[part.unit]
         return self._group.gather(outputs, [range(o.start * part.width, o.stop * part.width) for o in ranges])
 
@@ -94,8 +94,8 @@ class GroupFactory(Factory):
         weights = super().experts(experts, len(columns[self.group.rank]), inputs)
         return PartialExperts(weights, (experts, outputs, inputs), columns, self.group.rank)
 
-    def share(self, facts: StateConfig) -> RankShare:
-        return RankShare(facts, self.group)
+    def partition(self, facts: StateConfig) -> RankStatePartition:
+        return RankStatePartition(facts, self.group)
 
     def only(self, rows: Sequence[range]) -> GroupFactory:
         return replace(self, rows=tuple(rows))

@@ -26,7 +26,7 @@ class GroupKernels(Kernels):
     def __init__(self, local: Kernels, group: RankGroup):
         self.local, self.group = local, group
         self.name, self.description, self.quantized_products = local.name, local.description, local.quantized_products
-        # Layers with states are partitioned otherwise: see `RankShare`.
+        # Layers with states are partitioned otherwise: see `RankStatePartition`.
         self.short_conv, self.delta_rule, self.mamba2 = local.short_conv, local.delta_rule, local.mamba2
         self.gated_norm, self.sigmoid_gate = local.gated_norm, local.sigmoid_gate
 

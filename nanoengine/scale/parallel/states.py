@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanoengine.errors import InvalidConfig
-from nanoengine.models.layers.share import Unit
+from nanoengine.models.layers.state_partition import Unit
 from nanoengine.models.model_config import StateConfig
 from nanoengine.scale.parallel.partition import Partition, outputs
 

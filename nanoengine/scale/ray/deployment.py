@@ -40,12 +40,12 @@ def deployment(
         MissingPackage: Ray Serve is not installed.
     """
     serve = package("ray.serve")
-    kind = serve.deployment(serve.ingress()(Front), name="nanoengine", num_replicas=1, max_ongoing_requests=4096)
+    kind = serve.deployment(serve.ingress()(RayIngress), name="nanoengine", num_replicas=1, max_ongoing_requests=4096)
     kind = kind.options(**{"ray_actor_options": {"num_cpus": 0}, **front})
     return kind.bind(model, {"ray": True, "replicas": replicas, **options}, {**SERVER_OPTIONS, **server})
 
 
-class Front:
+class RayIngress:
     """The class of the deployment: Serve runs one object of it."""
 
     def __init__(self, model: str, options: Mapping[str, Any], server: Mapping[str, Any]):

@@ -105,7 +105,7 @@ class Fleet:
     def _set_adapters(self, replica: ReadyReplica) -> None:
         if self.adapters is None:
             return
-        loaded = self.adapters.kept()
+        loaded = self.adapters.in_memory()
         new = {digest: adapter for digest, adapter in loaded.items() if digest not in replica.adapters}
         drops = replica.adapters - loaded.keys()
         if new or drops:

@@ -55,7 +55,7 @@ class Slot:
         num_failures = max(self.num_useless + self.num_failed, 1)
         self.start_at = time.monotonic() + RETRY_SECONDS[min(num_failures, len(RETRY_SECONDS)) - 1]
 
-    def is_given_up(self, options: ReplicaOptions) -> bool:
+    def has_failed(self, options: ReplicaOptions) -> bool:
         """Whether the slot stays empty until a restart."""
         return self.num_failed >= options.replica_start_attempts
 
@@ -71,7 +71,7 @@ def unavailable(
     """
     if any(slot.current for slot in slots):
         return None
-    if all(slot.is_given_up(options) for slot in slots):
+    if all(slot.has_failed(options) for slot in slots):
         limit = f"replica_start_attempts={options.replica_start_attempts}"
         return f"all replicas are given up, which could not be started {limit} times"
     if all(slot.num_useless > MOST_USELESS for slot in slots):

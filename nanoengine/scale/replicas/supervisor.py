@@ -304,7 +304,7 @@ class Supervisor:
     def _retry(self, slot: Slot) -> None:
         """Start another process in a slot without one, unless it starts already."""
         if not (slot.has_successor or self._is_closed):
-            if slot.is_given_up(self.options):
+            if slot.has_failed(self.options):
                 self._give_up(slot)
             else:
                 slot.retry()

@@ -102,9 +102,9 @@ class AsyncLLMEngine:
             parts.append(build())
             return parts[0].engine
 
-        engine = cls(make)
-        engine.built = parts[0]
-        return engine
+        running = cls(make)
+        running.built = parts[0]
+        return running
 
     # ---- for callers on an event loop
 
@@ -268,10 +268,10 @@ class AsyncLLMEngine:
 
     def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
         """Abort a request; with a stream, only the request of this stream, and no other of the same id."""
-        known = self._streams.get(request_id)
-        if known is None or (stream is not None and stream is not known):
+        running = self._streams.get(request_id)
+        if running is None or (stream is not None and stream is not running):
             return
-        if self.engine.abort(request_id) and (news := self._news(known.request)):
+        if self.engine.abort(request_id) and (news := self._news(running.request)):
             self._send([news], waits=False)
 
     def _call(self, function: Callable[[LLMEngine], T], answer: Future[T]) -> None:

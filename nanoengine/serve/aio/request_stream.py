@@ -29,7 +29,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class _Cursor:
+class _DeltaCursor:
     """The part of one completion that was handed out."""
 
     seq: Sequence
@@ -81,7 +81,7 @@ class RequestStream:
         self.request = request
         self.loop = loop
         self.interval = interval
-        self._cursors: list[_Cursor] = []  # the engine's; the rest belongs to the loop
+        self._cursors: list[_DeltaCursor] = []  # the engine's; the rest belongs to the loop
         self._begun = begun
         self._to_begin = set(range(request.params.num_sequences))
         self._deltas: list[Delta] = []
@@ -97,7 +97,7 @@ class RequestStream:
     def collect(self) -> list[Delta]:
         """The deltas since the last call."""
         if not self._cursors:
-            self._cursors = [_Cursor(seq) for seq in self.request.sequences]
+            self._cursors = [_DeltaCursor(seq) for seq in self.request.sequences]
         cursors, least = self._cursors, self.interval
         if least is None or (self._num_unread >= MOST_UNREAD and not self.request.finished):
             cursors, least = [cursor for cursor in cursors if not cursor.num_tokens], 1

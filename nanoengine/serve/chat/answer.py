@@ -1,4 +1,4 @@
-"""Answer: the next turn of a conversation in pieces, and its statistics."""
+"""ChatAnswer: the next turn of a conversation in pieces, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoengine.builder import is_installed
 from nanoengine.llm import LLM
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """Text, which may be a thought that comes before the answer itself."""
 
     text: str
@@ -47,7 +47,7 @@ class Stats:
         return ", ".join(parts)
 
 
-class Answer:
+class ChatAnswer:
     """Iterate over it once. Closing the iterator, or Ctrl-C, ends the answer.
 
     Raises:
@@ -69,7 +69,7 @@ class Answer:
         self._first: float | None = None
         self._seconds = 0.0
 
-    def __iter__(self) -> Generator[Piece, None, None]:
+    def __iter__(self) -> Generator[AnswerPiece, None, None]:
         start = perf_counter()
         try:
             with closing(self.llm.stream_request(self.request)) as texts:
@@ -81,18 +81,18 @@ class Answer:
         finally:
             self._seconds = perf_counter() - start
 
-    def _pieces(self, text: str) -> Iterator[Piece]:
+    def _pieces(self, text: str) -> Iterator[AnswerPiece]:
         if self.parser is None:
-            yield Piece(text)
+            yield AnswerPiece(text)
         else:
             yield from self._read(self.parser.push(text))
 
-    def _read(self, events: Sequence[Any]) -> Iterator[Piece]:
+    def _read(self, events: Sequence[Any]) -> Iterator[AnswerPiece]:
         from nanoengine.features.tool_calls.parser import Reasoning
 
         for event in events:  # without tools there are no calls
             if event.text:
-                yield Piece(event.text, isinstance(event, Reasoning))
+                yield AnswerPiece(event.text, isinstance(event, Reasoning))
 
     @property
     def stats(self) -> Stats:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from nanoengine.serve.chat.answer import Piece
+from nanoengine.serve.chat.answer import AnswerPiece
 from nanoengine.serve.chat.session import SETTINGS, ChatError, Session
 
 QUOTED = re.compile(r'(/\w+\s+)?"""((?:(?!""").)*)(""")?', re.DOTALL)
@@ -18,7 +18,7 @@ class Reply(NamedTuple):
     """The result of a line: words for the user, an answer of the model, or the end of the chat."""
 
     words: str = ""
-    answer: Generator[Piece, None, None] | None = None
+    answer: Generator[AnswerPiece, None, None] | None = None
     is_over: bool = False
 
 

@@ -14,19 +14,19 @@ def final_length(text: str) -> int:
 
     A block ends at an empty line outside a fence, if the next line begins and is not indented: such a line belongs to a list.
     """
-    end = position = 0
+    end = offset = 0
     fence = ""
     after_empty = False
     for line in text.splitlines(keepends=True):
         if after_empty and not fence and line[:1] not in " \t\n":
-            end = position
+            end = offset
         match = FENCE.match(line)
         if match and not fence:
             fence = match[1]
         elif match and match[1].startswith(fence) and not match[2].strip():
             fence = ""
         after_empty = not line.strip()
-        position += len(line)
+        offset += len(line)
     return end
 
 

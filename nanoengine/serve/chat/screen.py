@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from nanoengine.serve.chat.answer import Piece
+from nanoengine.serve.chat.answer import AnswerPiece
 from nanoengine.serve.chat.markdown import final_length, printable
 
 FRAMES_PER_SECOND = 15
@@ -23,7 +23,7 @@ class Screen:
         self.console = console
         self._text, self._is_thought, self._has_printed = "", False, False
 
-    def draw(self, pieces: Iterable[Piece]) -> None:
+    def draw(self, pieces: Iterable[AnswerPiece]) -> None:
         """Draw all pieces; if the iterator ends early, the pieces so far are on the screen."""
         self._text, self._is_thought, self._has_printed = "", False, False
         with Live(self, console=self.console, refresh_per_second=FRAMES_PER_SECOND, transient=True):
@@ -40,7 +40,7 @@ class Screen:
             yield from line
             yield Segment.line()
 
-    def _add(self, piece: Piece) -> None:
+    def _add(self, piece: AnswerPiece) -> None:
         if piece.is_thought != self._is_thought:
             self._print(len(self._text))
             self._is_thought = piece.is_thought

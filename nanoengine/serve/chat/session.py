@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError, PromptTooLong, shown
 from nanoengine.llm import LLM
-from nanoengine.serve.chat.answer import Answer, Piece, Stats
+from nanoengine.serve.chat.answer import AnswerPiece, ChatAnswer, Stats
 
 SETTINGS: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop")
 SETTINGS += ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -44,7 +44,7 @@ class Session:
         self._defaults = params
         self._num_retries = 0  # of the last message
 
-    def ask(self, text: str) -> Generator[Piece, None, None]:
+    def ask(self, text: str) -> Generator[AnswerPiece, None, None]:
         """The answer to a message, as it comes. The text so far stays in the conversation, also if it is stopped in the middle.
 
         Raises:
@@ -53,7 +53,7 @@ class Session:
         self._num_retries = 0
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
-    def retry(self) -> Generator[Piece, None, None]:
+    def retry(self) -> Generator[AnswerPiece, None, None]:
         """Another answer to the last message, instead of the last answer; of the next seed, where there is one.
 
         Raises:
@@ -66,14 +66,14 @@ class Session:
         self._num_retries += 1
         return self._answer(self.messages[: last + 1])
 
-    def _answer(self, messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        return self._pieces(self._fitting(messages), messages)
+    def _answer(self, turns: list[dict[str, str]]) -> Generator[AnswerPiece, None, None]:
+        return self._pieces(self._fitting(turns), turns)
 
-    def _fitting(self, messages: list[dict[str, str]]) -> Answer:
+    def _fitting(self, turns: list[dict[str, str]]) -> ChatAnswer:
         """The answer to as many of the last turns as leave room for it; at least to the last one."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        starts = [i for i, message in enumerate(messages) if message["role"] == "user" and i >= self.num_left_out] or [
-            len(messages) - 1
+        starts = [i for i, message in enumerate(turns) if message["role"] == "user" and i >= self.num_left_out] or [
+            len(turns) - 1
         ]
         most = self.llm.engine.max_model_len
         free = min(most * FREE, self.params.max_tokens or most)
@@ -84,7 +84,7 @@ class Session:
         for start in starts:
             wanted = free if start == self.num_left_out else most * FREED
             try:
-                answer = Answer(self.llm, [*system, *messages[start:]], params, self.adapter)
+                answer = ChatAnswer(self.llm, [*system, *turns[start:]], params, self.adapter)
             except PromptTooLong:
                 if start == last:
                     raise
@@ -94,13 +94,13 @@ class Session:
         self.num_left_out = start
         return answer
 
-    def _pieces(self, answer: Answer, messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        before, reply = self.messages, {"role": "assistant", "content": ""}
-        self.messages = [*messages, reply]
+    def _pieces(self, answer: ChatAnswer, turns: list[dict[str, str]]) -> Generator[AnswerPiece, None, None]:
+        before, said = self.messages, {"role": "assistant", "content": ""}
+        self.messages = [*turns, said]
         try:
             with closing(iter(answer)) as pieces:  # at once: what is no longer read is no longer computed
                 for piece in pieces:
-                    reply["content"] += "" if piece.is_thought else piece.text
+                    said["content"] += "" if piece.is_thought else piece.text
                     yield piece
         except NanoEngineError:
             self.messages = before
@@ -116,15 +116,15 @@ class Session:
         """Change a sampling parameter; "default" gives back what it was at first. Raises ChatError."""
         if name not in SETTINGS:
             raise ChatError(f"{name} cannot be set: {', '.join(SETTINGS)} can")
-        converted: Any = value
+        parsed: Any = value
         if value == "default":
-            converted = getattr(self._defaults, name)
+            parsed = getattr(self._defaults, name)
         elif name != "stop":
             try:
-                converted = None if value == "none" else json.loads(value)
+                parsed = None if value == "none" else json.loads(value)
             except ValueError:
                 raise ChatError(f"{name} must be a number, not {shown(value)}") from None
         try:
-            self.params = dataclasses.replace(self.params, **{name: converted})
+            self.params = dataclasses.replace(self.params, **{name: parsed})
         except InvalidSamplingParams as error:
             raise ChatError(str(error)) from error

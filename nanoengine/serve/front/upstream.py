@@ -20,7 +20,7 @@ class NoAnswer(NanoEngineError):
     """The server of a model does not answer, or its answer is cut off."""
 
 
-class Answer(asyncio.Protocol):
+class ModelAnswer(asyncio.Protocol):
     """An answer that is being received.
 
     Attributes:
@@ -91,7 +91,7 @@ class Answer(asyncio.Protocol):
 @asynccontextmanager
 async def request(
     socket: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]] = (), body: bytes = b""
-) -> AsyncIterator[Answer]:
+) -> AsyncIterator[ModelAnswer]:
     """Send a request on a new connection, and receive the answer's head; the connection is closed at the end.
 
     Args:
@@ -104,7 +104,7 @@ async def request(
         NoAnswer: nobody listens there, or the answer is cut off.
     """
     try:
-        transport, answer = await asyncio.get_running_loop().create_unix_connection(Answer, socket)
+        transport, answer = await asyncio.get_running_loop().create_unix_connection(ModelAnswer, socket)
     except OSError as error:
         raise NoAnswer(f"its process does not answer: {error}") from error
     try:

@@ -91,11 +91,11 @@ def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(
     run(engine, [first := engine.make_request(prompt, params)])
     hashes = [hash for hash, _ in first.sequences[0].block_hashes]
     for hash in hashes[: 4 - num_kept]:
-        blocks._forget(blocks.index[1][hash])
+        blocks._unpublish(blocks.index[1][hash])
     run(engine, [second := engine.make_request(prompt, params)])
     assert second.output().num_cached_tokens == 16
     assert second.sequences[0].token_ids == first.sequences[0].token_ids
-    blocks._forget(blocks.index[1][hashes[3]])
+    blocks._unpublish(blocks.index[1][hashes[3]])
     run(engine, [third := engine.make_request(prompt, params)])
     assert third.output().num_cached_tokens == shorter
     assert third.sequences[0].token_ids == first.sequences[0].token_ids
@@ -110,7 +110,7 @@ def test_behind_a_whole_number_of_chunks_nothing_of_them_is_needed(size: int) ->
     prompt, params = list(range(17)), CoreSamplingParams(max_tokens=4, seed=1, ignore_eos=True)
     run(engine, [first := engine.make_request(prompt, params)])
     for hash, _ in first.sequences[0].block_hashes[:4]:
-        blocks._forget(blocks.index[1][hash])
+        blocks._unpublish(blocks.index[1][hash])
     run(engine, [second := engine.make_request(prompt, params)])
     assert second.output().num_cached_tokens == 16
     assert second.sequences[0].token_ids == first.sequences[0].token_ids

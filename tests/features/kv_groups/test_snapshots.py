@@ -109,7 +109,7 @@ def test_without_room_for_snapshots_nothing_is_found() -> None:
         request = engine.make_request(list(range(21)), CoreSamplingParams(max_tokens=3))
         run(engine, [request])
         assert request.output().num_cached_tokens == 0
-    assert snapshots.num_taken == snapshots.num_restored == 0
+    assert snapshots.num_stored == snapshots.num_restored == 0
 
 
 def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:

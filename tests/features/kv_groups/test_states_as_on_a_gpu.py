@@ -78,7 +78,7 @@ def test_triton_kernels_all_the_way(tmp_path: Path) -> None:
     with late_device(can_record=True, seed=0) as device, engine(folder, **few) as llm:
         assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
         assert ask(llm, [1, 2], 3) == expected
-        assert snapshots_of(llm).num_taken
+        assert snapshots_of(llm).num_stored
     assert sum(recording.num_replays for recording in device.recordings) > 0
 
 

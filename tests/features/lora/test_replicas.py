@@ -105,8 +105,8 @@ def test_no_request_comes_before_its_adapter(monkeypatch: pytest.MonkeyPatch, se
         for member in world.members.values():
             while member.inbox:
                 member.read()
-            assert member.replica.adapters.kept() == front.kept()  # type: ignore[union-attr]
-            assert not set(member.replica.adapters._slots) - front.kept().keys()  # type: ignore[union-attr]
+            assert member.replica.adapters.in_memory() == front.in_memory()  # type: ignore[union-attr]
+            assert not set(member.replica.adapters._slots) - front.in_memory().keys()  # type: ignore[union-attr]
         seen["given"] += sum(own.num_given for own in every)
         seen["moved"] += world.fleet.num_moves
     for happened in ("loaded", "unloaded", "no room", "adapted", "given", "moved"):

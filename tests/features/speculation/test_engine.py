@@ -57,7 +57,7 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]
     llm, capability = CoreLLM.__new__(CoreLLM), SpeculativeDecoding()
     llm.config = EngineConfig.from_options(str(model), common | options, (SpeculationOptions,))
     llm.engine = Startup(llm.config, [capability]).build()
-    for place in llm.engine.executor.kv_cache.places:
+    for place in llm.engine.executor.kv_cache.pool_layers:
         for tensor in place:
             tensor.fill_(float("nan"))
     own = capability.speculation
@@ -104,12 +104,12 @@ def test_blocks_hold_the_kv_of_both(small: Path, tiny: Path) -> None:
     """They are sized for both, and what is done with a block is done with both."""
     memory = 1 << 20
     with opened(tiny, num_kv_blocks=None, kv_cache_memory=memory, max_num_seqs=256, max_model_len=64) as (llm, _):
-        alone = llm.engine.executor.kv_cache.places
+        alone = llm.engine.executor.kv_cache.pool_layers
     with opened(tiny, speculation=f"model:{small}", num_kv_blocks=None, kv_cache_memory=memory, max_model_len=64) as (
         llm,
         _,
     ):
-        places, num_blocks = llm.engine.executor.kv_cache.places, llm.engine.scheduler.blocks.num_blocks
+        places, num_blocks = llm.engine.executor.kv_cache.pool_layers, llm.engine.scheduler.blocks.num_blocks
         assert len(places) == len(alone) + 1
         block_bytes = sum(tensor[0].nbytes for place in places for tensor in place)
         assert num_blocks == memory // block_bytes - 1, "the null block takes memory, too"

@@ -10,7 +10,7 @@ import torch
 from nanoengine.kernels.quantized.tensor import Grouped
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import packed_gemv as module
-from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS, packed_gemv
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, random
@@ -19,8 +19,8 @@ from tests.kernels.quantized_matrices import GROUPS, Format, at_its_ends, drawn
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def packed(source: Grouped) -> Packed:
-    weight = Packed.like(source, source.shape[0], DEVICE)
+def packed(source: Grouped) -> PackedWeight:
+    weight = PackedWeight.like(source, source.shape[0], DEVICE)
     assert weight.take_rows(0, source)
     return weight
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
 from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.kernels.triton.products.float8 import Float8Rows
-from nanoengine.kernels.triton.products.packed import Packed, can_pack
+from nanoengine.kernels.triton.products.packed import PackedWeight, can_pack
 from nanoengine.kernels.triton.products.weights import LateWeight
 from tests.kernels.formulas import DEVICE
 from tests.kernels.quantized_matrices import GROUPS, Format, drawn
@@ -60,7 +60,7 @@ def test_parts_of_any_formats_in_any_order_are_what_they_stand_for(
     for first, source in places:
         fill(weight, first, source)
     content, exact = weight.content, torch.cat([numbers_of(source, dtype) for source in sources])
-    kind = RowMajor if len(forms) > 1 or forms == {None} else Float8Rows if forms == {FLOATS} else Packed
+    kind = RowMajor if len(forms) > 1 or forms == {None} else Float8Rows if forms == {FLOATS} else PackedWeight
     assert type(content) is kind
     if isinstance(content, RowMajor):
         assert torch.equal(content.tensor.cpu(), exact)
@@ -94,7 +94,7 @@ def test_groups_that_no_kernel_computes_with_become_numbers(
     weight = LateWeight(6, inputs, torch.float32, DEVICE)
     fill(weight, 0, source)
     content = weight.content
-    assert isinstance(content, Packed if fits else RowMajor)
+    assert isinstance(content, PackedWeight if fits else RowMajor)
     found = content.tensor if isinstance(content, RowMajor) else content.dequantize(torch.float32)  # type: ignore[union-attr]
     assert torch.equal(found.cpu(), source.dequantize(torch.float32))
 

@@ -66,7 +66,7 @@ def check_group(seed: int, folder: Path, seen: Counter[str], *, has_states: bool
             check_resumed(llm, case, rng, seen)
             note(seen, llm)
             if (snapshots := llm.built.capabilities["kv_groups"].snapshots) is not None:
-                seen.update(snapshots=snapshots.num_taken, restored=snapshots.num_restored)
+                seen.update(snapshots=snapshots.num_stored, restored=snapshots.num_restored)
         seen[f"{size} ranks"] += 1
 
 

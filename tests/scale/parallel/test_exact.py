@@ -119,8 +119,8 @@ def check(folder: Path, size: int, **options: Any) -> None:
 def parts_of_states(mixer: Mixer, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What a rank's layer has of the states of one device, as far as both keep the same slots."""
     convolved, recurrent = states
-    heads = mixer.share.own["heads"]
-    return [mixer.share.pick(convolved, *mixer.convolved), recurrent[:, heads.start : heads.stop]]
+    heads = mixer.partition.local["heads"]
+    return [mixer.partition.pick(convolved, *mixer.convolved), recurrent[:, heads.start : heads.stop]]
 
 
 def bits(numbers: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.markdown import Markdown
 
-from nanoengine.serve.chat.answer import Piece
+from nanoengine.serve.chat.answer import AnswerPiece
 from nanoengine.serve.chat.screen import Screen
 
 TEXT = """Three *fruits*, and **code**:
@@ -39,7 +39,7 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=60, force_terminal=False)
 
 
-def drawn(pieces: Iterator[Piece]) -> str:
+def drawn(pieces: Iterator[AnswerPiece]) -> str:
     own = console()
     Screen(own).draw(pieces)
     return shown(own)
@@ -54,20 +54,20 @@ def shown(own: Console) -> str:
 def test_pieces_look_like_the_whole(size: int) -> None:
     whole = console()
     whole.print(Markdown(TEXT))
-    pieces = (Piece(TEXT[place : place + size]) for place in range(0, len(TEXT), size))
+    pieces = (AnswerPiece(TEXT[place : place + size]) for place in range(0, len(TEXT), size))
     said = [line for line in drawn(pieces).splitlines() if line]
     assert said == [line for line in shown(whole).splitlines() if line]
     assert "*" not in "".join(said)
 
 
 def test_thoughts_come_before_and_are_no_markdown() -> None:
-    text = drawn(iter([Piece("*h", True), Piece("m*\n", True), Piece("**yes**")]))
+    text = drawn(iter([AnswerPiece("*h", True), AnswerPiece("m*\n", True), AnswerPiece("**yes**")]))
     assert text.split("\n\n") == ["*hm*", "yes"]
 
 
 def test_what_has_come_is_there_when_it_ends_early() -> None:
-    def pieces() -> Iterator[Piece]:
-        yield from (Piece("one\n\n"), Piece("tw"))
+    def pieces() -> Iterator[AnswerPiece]:
+        yield from (AnswerPiece("one\n\n"), AnswerPiece("tw"))
         raise KeyboardInterrupt
 
     own = console()
@@ -77,11 +77,11 @@ def test_what_has_come_is_there_when_it_ends_early() -> None:
 
 
 def test_codes_of_a_terminal_are_not_obeyed() -> None:
-    assert drawn(iter([Piece("a\033]0;title\007b")])) == "a]0;titleb"
+    assert drawn(iter([AnswerPiece("a\033]0;title\007b")])) == "a]0;titleb"
 
 
 def test_a_text_longer_than_the_terminal_is_there_as_a_whole() -> None:
     own = Console(file=io.StringIO(), width=40, height=10, force_terminal=True)
-    Screen(own).draw(Piece(f"line {number}  \n") for number in range(50))
+    Screen(own).draw(AnswerPiece(f"line {number}  \n") for number in range(50))
     at_last = shown(own).rpartition("line 0\n")[2]  # frames before it show no more than the terminal has room for
     assert [line for line in at_last.splitlines() if line.startswith("line")] == [f"line {i}" for i in range(1, 50)]

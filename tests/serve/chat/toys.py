@@ -11,7 +11,7 @@ import nanoengine.llm
 from nanoengine import LLM, SamplingParams
 from nanoengine.builder import Built
 from nanoengine.core.messages import StepPlan
-from nanoengine.serve.chat.answer import Piece
+from nanoengine.serve.chat.answer import AnswerPiece
 from tests.serve.server import parrot
 
 HANG = "hang"
@@ -55,6 +55,6 @@ def parrot_llm(folder: Path, monkeypatch: Any) -> LLM:
     return LLM("parrot")
 
 
-def answer(pieces: Iterable[Piece]) -> str:
+def answer(pieces: Iterable[AnswerPiece]) -> str:
     """All that is said, thoughts too."""
     return "".join(piece.text for piece in pieces)

@@ -134,7 +134,7 @@ template <class T, class S> struct Decode {
             if constexpr (IN_TILES<S>) score_in_tiles(heads, whole, scratch);
             else score_rows(heads, whole, scratch);
             for (size_t h = 0; h < heads; h++)
-                scratch.rows.weigh_row(h, scratch.rounded_queries[h], scratch.hidden[h], scratch.seen[h], count, spec);
+                scratch.rows.softmax_row(h, scratch.rounded_queries[h], scratch.hidden[h], scratch.seen[h], count, spec);
             std::copy_n(scratch.rows.softmaxes.get(), heads, softmax + start);
             if constexpr (IN_TILES<S>) add_in_tiles(heads, scratch, sums + start * dim);
             else if constexpr (PARTS<S> == 2) add_bytes(heads, scratch, sums + start * dim);

@@ -75,7 +75,7 @@ struct TokenScales {
 
 // The same as `softmax_part` for sums of both parts of a query, in rows `scores` and `low_scores`; weights times the scales of V become
 // both parts of factors.
-static NOINLINE Softmax weigh_bytes(float* scores, const float* low_scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
+static NOINLINE Softmax softmax_bytes(float* scores, const float* low_scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
                                     const AttentionSpec& spec, int8_t* const (&factors)[2], Rounded& rounded) {
     alignas(64) float weights[PART];
     join(scores, low_scores, count, query, scores);
@@ -102,10 +102,10 @@ template <class S> struct PartRows {
           softmaxes(new Softmax[rows]), values(value_count ? new S[value_count] : nullptr) {}
 
     // Scores of row `row` become its weights, as `softmax_part` has it; `query` is what its query was rounded to.
-    void weigh_row(size_t row, Rounded query, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec) {
+    void softmax_row(size_t row, Rounded query, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec) {
         if constexpr (PARTS<S> == 1) softmaxes[row] = softmax_part(scores.row(row), hidden, seen, count, spec, weights.row(row));
         else
-            softmaxes[row] = weigh_bytes(scores.row(2 * row), scores.row(2 * row + 1), query, scales, hidden, seen, count, spec,
+            softmaxes[row] = softmax_bytes(scores.row(2 * row), scores.row(2 * row + 1), query, scales, hidden, seen, count, spec,
                                          {weights.row(2 * row), weights.row(2 * row + 1)}, rounded[row]);
     }
 

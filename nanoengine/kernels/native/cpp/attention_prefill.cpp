@@ -142,7 +142,7 @@ private:
         const size_t tiles = part.padded() / TILE, all = tiles + part.rows;
         for (size_t at = all * i / splits; at < all * (i + 1) / splits; at++)
             if (at < tiles) copy_values(part, at);
-            else weigh_row(part, at - tiles);
+            else softmax_row(part, at - tiles);
     }
 
     void copy_values(const Part& part, size_t i) const {
@@ -152,11 +152,11 @@ private:
         made(part).take_scales(tile(k_cache, part, i), values, dim, i * TILE);
     }
 
-    void weigh_row(const Part& part, size_t row) const {
+    void softmax_row(const Part& part, size_t row) const {
         const size_t at = position + part.from + row / group, first = spec.first_seen(at);
         const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(at + 1 - part.start, part.tokens);
         const Rounded query = scratch.rounded_queries[part.from * group + row];
-        made(part).weigh_row(row, query, hidden, seen, part.padded(), spec);
+        made(part).softmax_row(row, query, hidden, seen, part.padded(), spec);
     }
 
     void add(const Part& part, size_t block) const {

@@ -21,7 +21,7 @@ static NOINLINE void dequantize_cells(Cells<KIND, true> cells, size_t count, con
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) {
                 const Dwords packed = cells.load_numbers(cell, d, v);
-                const size_t part = has_own_scales(KIND) ? 2 * cell + d / 4 : cell;
+                const size_t part = has_cell_scales(KIND) ? 2 * cell + d / 4 : cell;
                 const Floats scale = load<Floats>(scales.scales[part] + v * LANES);
                 const Floats minimum = has_minimums ? load<Floats>(scales.offsets[part] + v * LANES) : Floats{};
                 uint32_t* line = to + (cell * CELL_DWORDS + d) * (4 / PER_DWORD) * COLUMNS + v * LANES;

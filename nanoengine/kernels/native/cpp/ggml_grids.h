@@ -6,18 +6,18 @@
 #pragma once
 #include "ggml_blocks.h"
 
-// Points in ascending order, each a number whose digits, to the base SIZES, are the places of its coordinates, the first one the
+// Points in ascending order, each a number whose digits, to the base SIZES, are the indices of its coordinates, the first one the
 // lowest. A character of the text is the distance from one point to the next ('#' is 0, '$' is 1, ...), half of it where there are 3
 // sizes, as all distances are even there; '~' is 91 on the way to a point.
 template <int POINTS, int COORDINATES, int SIZES> struct Grid {
     static constexpr int WIDTH = COORDINATES, SIGN_PLACE = SIZES == 3 ? 4 : 8;
-    uint8_t places[POINTS][COORDINATES];
+    uint8_t indices[POINTS][COORDINATES];
 
-    constexpr explicit Grid(const char* distances) : places{} {
+    constexpr explicit Grid(const char* distances) : indices{} {
         for (int i = 0, point = 0; *distances; distances++) {
             point += (*distances - '#') * (SIZES == 3 ? 2 : 1);
             if (*distances == '~') continue;
-            for (int k = 0, rest = point; k < COORDINATES; k++, rest /= SIZES) places[i][k] = rest % SIZES;
+            for (int k = 0, rest = point; k < COORDINATES; k++, rest /= SIZES) indices[i][k] = rest % SIZES;
             i++;
         }
     }
@@ -53,7 +53,7 @@ constexpr Grid<1024, 8, 3> IQ2_S_GRID(
 // The numbers of a run, whose points are point(0), ... and whose signs, a bit of each, are in the bytes signs(0) to signs(3).
 template <class G> static INLINE void read_points(const G& grid, auto point, auto signs, uint8_t* numbers) {
     for (int i = 0; i < 32; i++)
-        numbers[i] = grid.places[point(i / G::WIDTH)][i % G::WIDTH] + (signs(i / 8) >> i % 8 & 1) * G::SIGN_PLACE;
+        numbers[i] = grid.indices[point(i / G::WIDTH)][i % G::WIDTH] + (signs(i / 8) >> i % 8 & 1) * G::SIGN_PLACE;
 }
 
 // Eight signs of which seven are stored: an even number of them is set.

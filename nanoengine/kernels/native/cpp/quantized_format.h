@@ -11,7 +11,7 @@
 //   3, 5 and 6 bits: two of these, first the one that has the lower bits
 //   8 bits: line d has dword d
 //
-// Numbers of 3 or 4 bits may be the places of others in a codebook of 16 (IQ2 to IQ4, MXFP4, NVFP4): those are bytes, as numbers
+// Numbers of 3 or 4 bits may be indices of a codebook of 16 (IQ2 to IQ4, MXFP4, NVFP4): those are bytes, as numbers
 // of 8 bits are.
 #pragma once
 #include "panels.h"
@@ -41,15 +41,15 @@ enum Extra {
 };
 enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2, IQ3_S_SIZES = 3, IQ3_XXS_SIZES = 4, IQ2_SIZES = 5 };  // as the callers number them
 
-// What the numbers of a panel are, where loops are compiled for each: bits, and whether they are places in a codebook, or
+// What the numbers of a panel are, where loops are compiled for each: bits, and whether they are indices of a codebook, or
 // their halves of cells have separate scales.
 enum Kind { BITS_OF = 15, OWN_SCALES = 16, IN_CODEBOOK = 32 };
 constexpr int bits_of(int kind) { return kind & BITS_OF; }
-constexpr bool has_own_scales(int kind) { return kind & OWN_SCALES; }
+constexpr bool has_cell_scales(int kind) { return kind & OWN_SCALES; }
 constexpr bool are_bytes(int kind) { return kind == 8 || kind & IN_CODEBOOK; }
 
 // Bytes in steps of which scales are: of ggml's IQ4 formats; twice those of floats with 2 bits of exponent and 1 of mantissa; and of
-// the formats in grids, whose places are those of sizes, and behind them of the same with a sign.
+// the formats in grids, whose indices are those of sizes, and behind them of the same with a sign.
 #define BYTE(x) ((uint8_t)(((x) + 128) ^ SIGN))
 #define FOUR(a, b, c, d) BYTE(a), BYTE(b), BYTE(c), BYTE(d)
 alignas(16) constexpr uint8_t CODEBOOKS[][16] = {
@@ -105,8 +105,8 @@ struct Format {
         return has_minimums() || (size == 8 && SIGN) ? 0 : 1 << (size - 1);
     }
     int kind() const {
-        const bool own_scales = extra == HALF_CELL_FACTORS || extra == HALF_CELL_FLOATS || extra == HALF_CELL_PAIRS;
-        return bits | (own_scales ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0);
+        const bool cell_scales = extra == HALF_CELL_FACTORS || extra == HALF_CELL_FLOATS || extra == HALF_CELL_PAIRS;
+        return bits | (cell_scales ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0);
     }
 };
 
@@ -220,18 +220,18 @@ private:
     }
 };
 
-// What a codebook has at the places that the bytes of some dwords say.
-static INLINE Dwords look_up(const uint8_t* codebook, Dwords places) {
+// What a codebook has at the indices that the bytes of some dwords say.
+static INLINE Dwords look_up(const uint8_t* codebook, Dwords indices) {
 #if defined(__AVX512BW__)
-    return (Dwords)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(codebook)), (__m512i)places);
+    return (Dwords)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(codebook)), (__m512i)indices);
 #elif defined(__AVX2__)
-    return (Dwords)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(codebook)), (__m256i)places);
+    return (Dwords)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(codebook)), (__m256i)indices);
 #elif defined(__aarch64__)
-    return (Dwords)vqtbl1q_u8(load<uint8x16_t>(codebook), (uint8x16_t)places);
+    return (Dwords)vqtbl1q_u8(load<uint8x16_t>(codebook), (uint8x16_t)indices);
 #else
     Dwords result{};
     for (int lane = 0; lane < LANES; lane++)
-        for (int b = 0; b < 32; b += 8) result[lane] |= (uint32_t)codebook[places[lane] >> b & 15] << b;
+        for (int b = 0; b < 32; b += 8) result[lane] |= (uint32_t)codebook[indices[lane] >> b & 15] << b;
     return result;
 #endif
 }

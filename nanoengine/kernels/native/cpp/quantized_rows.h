@@ -205,15 +205,15 @@ static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
                 if (PARTS == 2 && !IN_WORDS<KIND, PACKED, PARTS>) numbers = numbers * LOW + sums[PARTS - 1][m][v];
                 if (HAS_ZERO) numbers -= (Ints)splat((uint32_t)x[m].totals[2 * cell + half]) << ZERO_BIT;
                 Floats total = __builtin_convertvector(numbers, Floats);
-                if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
+                if (has_cell_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                 const Floats scale = splat(x[m].scales[2 * cell + half]);
                 both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
-                if (!half && M > 1 && !has_own_scales(KIND)) in_order(both[m][v]);
+                if (!half && M > 1 && !has_cell_scales(KIND)) in_order(both[m][v]);
             }
         }
         EACH_SUM {
             const Floats before = HELD ? held[m][v] : load<Floats>(row(m, v));
-            const Floats sum = has_own_scales(KIND) ? before + both[m][v]
+            const Floats sum = has_cell_scales(KIND) ? before + both[m][v]
                                                     : multiply_add(both[m][v], load<Floats>(scales.scales[cell] + v * LANES), before);
             if (HELD) held[m][v] = sum;
             else store(row(m, v), sum);
@@ -221,9 +221,9 @@ static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
         if (!HELD) asm("" : "+r"(out));  // read again from there: else the compiler keeps a copy on the stack
     }
     if (!HELD) EACH_SUM held[m][v] = load<Floats>(row(m, v));
-    for (size_t i = 0; task.has_minimums && i < (has_own_scales(KIND) ? 2 : 1) * count; i++)
+    for (size_t i = 0; task.has_minimums && i < (has_cell_scales(KIND) ? 2 : 1) * count; i++)
         EACH_SUM {
-            const float* sums = has_own_scales(KIND) ? x[m].half_sums : x[m].sums;
+            const float* sums = has_cell_scales(KIND) ? x[m].half_sums : x[m].sums;
             held[m][v] = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(sums[i]), held[m][v]);
         }
     EACH_SUM store(row(m, v), held[m][v]);

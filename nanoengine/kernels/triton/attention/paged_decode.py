@@ -201,8 +201,8 @@ def _decode_kernel(
             if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == its_parts - 1:
                 tl.store(arrived, 0)  # nobody else comes before the next launch
                 first_token, count = _queries_of(query_start_loc, its_seq, first_query)
-                kept = tl.arange(0, KEPT)
-                its_head, its_token = kept % HEADS, kept // HEADS
+                num_outputs = tl.arange(0, KEPT)
+                its_head, its_token = num_outputs % HEADS, num_outputs // HEADS
                 exists = (its_token < count) & (its_head < GROUP - first_head)
                 offset = (its_token * num_heads + kv_head * GROUP + first_head + its_head) * HEAD_DIM
                 combine_splits(
@@ -256,15 +256,15 @@ def paged_decode(
     pairs = pair_tile(q, k_cache, tuning) if query_start_loc is None else 0
     tile = pairs or tile
     shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
-    group, kept = num_heads // num_kv_heads, shape.heads * shape.tokens
+    group, num_outputs = num_heads // num_kv_heads, shape.heads * shape.tokens
     lots = num_kv_heads * triton.cdiv(group, shape.heads) * shape.query_lots
     splits = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
     launch = tuning.launch(num_tokens)
     if (window, splits) not in plans:
         plans[window, splits] = plan_splits(seq_lens, splits, window, launch, query_start_loc, shape.step)
         launch = dependent.LAUNCH_PLAIN  # this reads the plan at once
-    results = torch.empty(lots, 2 * splits, kept, head_dim, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(lots, 2 * splits, kept, dtype=torch.float32, device=q.device)
+    results = torch.empty(lots, 2 * splits, num_outputs, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(lots, 2 * splits, num_outputs, dtype=torch.float32, device=q.device)
     _decode_kernel[(lots, splits)](
         out,
         results,

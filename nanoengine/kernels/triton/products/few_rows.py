@@ -15,7 +15,7 @@ from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import dot
 from nanoengine.kernels.triton.products.activation import gated
-from nanoengine.kernels.triton.products.packed import NUMBERS, Packed, column_of, numbers_of, scales_of
+from nanoengine.kernels.triton.products.packed import NUMBERS, PackedWeight, column_of, numbers_of, scales_of
 
 ROWS = 8
 """Rows that a program computes, the least that tensor cores multiply. Those that are not there are zeros."""
@@ -136,7 +136,7 @@ def _few_rows_kernel(
 
 def product_of_few_rows(
     x: Tensor,
-    weight: Tensor | Packed,
+    weight: Tensor | PackedWeight,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -166,7 +166,7 @@ def product_of_few_rows(
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
-    packed = weight if isinstance(weight, Packed) else None
+    packed = weight if isinstance(weight, PackedWeight) else None
     assert num_rows <= (ROWS if packed is None or norm is not None else most_rows(x.dtype))
     assert packed is not None or weight.is_contiguous()  # type: ignore[union-attr]
     assert residual is None or (residual.is_contiguous() and norm is not None)

@@ -33,7 +33,7 @@ RAISED = tl.constexpr(0x4B000000)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWeight:
     """Rows of a `Grouped`, of which any may still be unset.
 
     Attributes:
@@ -49,7 +49,7 @@ class Packed:
     bits: int
 
     @classmethod
-    def like(cls, source: Grouped, outputs: int, device: torch.device) -> Packed:
+    def like(cls, source: Grouped, outputs: int, device: torch.device) -> PackedWeight:
         """Storage for so many rows of the same format, of zeros."""
         width, groups = source.shape[1] * source.bits // 8, source.scales.shape[1]
         numbers = torch.zeros(outputs, width, dtype=torch.uint8, device=device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.products.activation import gated
-from nanoengine.kernels.triton.products.packed import Packed, column_of, raised_numbers, raised_zeros
+from nanoengine.kernels.triton.products.packed import PackedWeight, column_of, raised_numbers, raised_zeros
 
 MOST_ROWS = 4
 """More are better multiplied by tensor cores."""
@@ -281,7 +281,7 @@ def _store_total(x, residual, new_residual, COUNT: tl.constexpr, BLOCK: tl.const
 
 def packed_gemv(
     x: Tensor,
-    weight: Packed,
+    weight: PackedWeight,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,

@@ -11,7 +11,7 @@ from nanoengine.kernels.operations import WeightRows
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
 from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.kernels.triton.products.float8 import Float8Rows, can_multiply
-from nanoengine.kernels.triton.products.packed import Packed, can_pack
+from nanoengine.kernels.triton.products.packed import PackedWeight, can_pack
 
 
 class LateWeight:
@@ -36,10 +36,10 @@ class LateWeight:
     ):
         self.shape = torch.Size((outputs, inputs))
         self.dtype, self.device, self.has_float8 = dtype, device, has_float8
-        self._content: RowMajor | Packed | Float8Rows | None = None
+        self._content: RowMajor | PackedWeight | Float8Rows | None = None
 
     @property
-    def content(self) -> RowMajor | Packed | Float8Rows:
+    def content(self) -> RowMajor | PackedWeight | Float8Rows:
         """All its rows; numbers, if none have come."""
         if self._content is None:
             self._content = self._unset()
@@ -71,9 +71,9 @@ class LateWeight:
         if isinstance(self._content, RowMajor | None) or not self._content.take_rows(first, source):
             self.put_numbers(first, source.dequantize(self.dtype))
 
-    def _storage_for(self, source: QuantizedTensor) -> Packed | Float8Rows | None:
+    def _storage_for(self, source: QuantizedTensor) -> PackedWeight | Float8Rows | None:
         if isinstance(source, Grouped) and can_pack(source):
-            return Packed.like(source, self.shape[0], self.device)
+            return PackedWeight.like(source, self.shape[0], self.device)
         if isinstance(source, Float8) and self.has_float8 and can_multiply(source, self.shape[0]):
             return Float8Rows.like(source, self.shape[0], self.device)
         return None

@@ -43,26 +43,26 @@ NAMES = (*OTHERS, *OURS, "stop", "repeat_last_n")
 TYPES = {**dict.fromkeys(LIMITS, int), "stop_sequences": Stops, "repetition_penalty": float}
 
 
-class Options(with_fields(LocalSampling, IGNORED_OPTIONS, TYPES), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaOptions(with_fields(LocalSampling, IGNORED_OPTIONS, TYPES), kw_only=True):  # type: ignore[misc, call-arg]
     """Sampling parameters, and the layout of the model in memory."""
 
     unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
 
 
-class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
+class _Generation(with_fields(OllamaOptions, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields of both requests. What `options` says counts before an option beside it."""
 
     model: str
     stream: bool | None = True
     format: str | Table | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
 
     def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
-        values = [(name, getattr(table, name)) for table in (self, self.options or Options()) for name in NAMES]
-        options = Options(**{OTHERS.get(name, name): value for name, value in values if value is not None})
+        values = [(name, getattr(table, name)) for table in (self, self.options or OllamaOptions()) for name in NAMES]
+        options = OllamaOptions(**{OTHERS.get(name, name): value for name, value in values if value is not None})
         limit = options.num_predict
         is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
         return TranslatedRequest(
@@ -96,21 +96,21 @@ class OllamaGenerateRequest(_Generation, kw_only=True):  # type: ignore[call-arg
     raw: bool | None = False
 
 
-class OllamaShowRequest(with_fields(Options, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaShowRequest(with_fields(OllamaOptions, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/show. `name` is what older clients call the model."""
 
     model: str | None = None
     name: str | None = None
 
 
-class OllamaEmbedRequest(with_fields(Options, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaEmbedRequest(with_fields(OllamaOptions, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/embed. No option of sampling can change an embedding."""
 
     model: str
     input: Texts | None = None
     truncate: bool | None = True
     dimensions: Positive | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
 
 
 async def chat(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:

@@ -50,8 +50,8 @@ class Progress:
         names = names_of(self.text, token_ids, reason is not None, reason == "stop" and not is_cut)
         self.num_beyond += sum(map(len, names)) - len(delta.text)
         for i in reversed(range(len(names) if is_cut else 0)):
-            num_kept = len(names[i]) - self.num_beyond
-            self.num_beyond, names[i] = max(-num_kept, 0), names[i][: max(num_kept, 0)]
+            num_left = len(names[i]) - self.num_beyond
+            self.num_beyond, names[i] = max(-num_left, 0), names[i][: max(num_left, 0)]
         return names
 
     def advance(self, token_ids: Sequence[int]) -> None:
