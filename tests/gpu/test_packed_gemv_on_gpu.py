@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it is made for Li
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.triton.products.packed import Packed, raised_numbers
+from nanoengine.kernels.triton.products.packed import PackedWeight, raised_numbers
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 
 pytestmark = needs_gpu
@@ -67,7 +67,7 @@ def test_products_of_4b_are_those_of_float64(name: str, inputs: int, outputs: in
 
     source = quantizer(name)(numbers(outputs, inputs) / inputs**0.5)
     assert isinstance(source, Grouped)
-    weight = Packed.like(source, outputs, torch.device("cuda"))
+    weight = PackedWeight.like(source, outputs, torch.device("cuda"))
     assert weight.take_rows(0, source)
     exact_weight, is_newer = source.dequantize(torch.float32).double(), torch.cuda.get_device_capability() >= (9, 0)
     for rows in range(1, 5):

@@ -26,7 +26,7 @@ from nanoengine.kernels.triton.products.gemv import gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm
-from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.products.swap_ab import swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS
@@ -90,7 +90,7 @@ def launch_some() -> None:
     gemv(some(1, 9728), some(2560, 9728), launch=1)
     for bits, outputs, launch in ((8, 6144, 2), (4, 6144, 1)):
         numbers, scales = some(outputs, 2560 * bits // 8, dtype=torch.uint8), some(outputs, 1, dtype=torch.float32)
-        weight, large, norms = Packed(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
+        weight, large, norms = PackedWeight(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
         packed_gemv(large, weight, residual=large, norm=norms, eps=1e-6, launch=launch)
     ahead = some(1024, 2048), some(6144, 1024)
     k, v = (some(9, 16, 8, 128) for _ in range(2))

@@ -31,7 +31,7 @@ from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
-from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.products.swap_ab import swap_ab
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
@@ -82,11 +82,13 @@ def launch_norms_and_gates(dtype: torch.dtype) -> None:
         gate_and_multiply(some(9, 2 * 3072, dtype=dtype), activation, launch=int(activation == "silu"))
 
 
-def packed(outputs: int, inputs: int, format: str) -> Packed:
+def packed(outputs: int, inputs: int, format: str) -> PackedWeight:
     bits, group, scale, has_zeros = FORMATS[format]
     groups = 1 if group is None else inputs // group
     zeros = some(outputs, groups, dtype=torch.uint8) if has_zeros else None
-    return Packed(some(outputs, inputs * bits // 8, dtype=torch.uint8), some(outputs, groups, dtype=scale), zeros, bits)
+    return PackedWeight(
+        some(outputs, inputs * bits // 8, dtype=torch.uint8), some(outputs, groups, dtype=scale), zeros, bits
+    )
 
 
 def launch_products(dtype: torch.dtype) -> None:
