@@ -4,7 +4,7 @@ Meanwhile another client, from an address of its own, has a chat of 16 tokens an
 for every few milliseconds. `chat_ms` and `chat_ms_p90` are what the chat takes, `first_ms` its first token, `chat_ratio` and
 `chat_ratio_p90` how many times as long as alone; `nobody_ratio` the same while the rude client talks to nobody, from a process
 that wants a CPU all the time. `health_ms` is the longest answer of `/health`, `memory_mib` what the server has taken meanwhile.
-What the rude client was told stands beside it. Every attack is bounded in bytes, connections and time.
+The statuses that the rude client gets stand beside it. Every attack is bounded in bytes, connections and time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ RUDE = "127.0.0.2"
 TOKENS = 16
 """Of the other client's chat."""
 
-NESTED = b"[" + b",".join([b"[[[[]]]]"] * 100_000) + b"]"
-TEXT = "a function of two words, and others\n" * 29_000  # 1 MiB
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 USER = {"role": "user", "content": "a"}
-DEEP = '{"type":"object","properties":{"a":' * 60 + "{}" + "}}" * 60
 
 
 class Attack(NamedTuple):
-    """A request that is sent again and again on some connections; with an empty body it is a GET.
+    """A request that is sent again and again on some connections.
 
     Attributes:
         is_fresh: the body is made anew for each, so that nothing of it is in a cache.
@@ -60,28 +57,6 @@ def _body(**fields: Any) -> Callable[[], bytes]:
     return lambda: json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _many(path: str, name: str, item: Any, count: int, **fields: Any) -> Attack:
-    """A field that is a list of so many items; a number in `item` counts them."""
-    text = json.dumps(item, separators=(",", ":"))
-
-    def body() -> bytes:
-        items = ",".join(text.replace("NUMBER", str(number)) for number in range(count))
-        head = json.dumps(fields, separators=(",", ":"))[:-1]
-        return f'{head}{"," if fields else ""}"{name}":[{items}]}}'.encode()
-
-    return Attack(1, path, body)
-
-
-def _tool(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "fNUMBER", "parameters": parameters}}
-
-
-WIDE = {f"key{number}": {"type": "string"} for number in range(40_000)}
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": WIDE}}}
-SAID = {"role": "assistant", "content": None, "tool_calls": [CALL] * 60_000}
-PARTS = [{"type": "text", "text": "a"}] * 200_000
-
 COMPLETIONS, LONG = "/v1/completions", 3_900
 
 
@@ -97,7 +72,7 @@ def _rows(count: int, **fields: Any) -> Attack:
     return Attack(4, COMPLETIONS, _body(prompt="a", n=count, max_tokens=300, ignore_eos=True, **fields))
 
 
-WORK = {
+ATTACKS = {
     "long prompts": _fresh(8, COMPLETIONS, lambda: {"prompt": _ids(LONG), "max_tokens": 1}),
     "one long prompt": _fresh(1, COMPLETIONS, lambda: {"prompt": _ids(LONG), "max_tokens": 1}),
     "log probabilities of prompts": _fresh(
@@ -125,7 +100,7 @@ WORK = {
     "refused ids": Attack(8, "/detokenize", _body(tokens=[7] * 1_500_000)),
     "ignored bytes": Attack(4, COMPLETIONS, _body(prompt="a", max_tokens=1, metadata={"a": "b" * 7_900_000})),
 }
-"""Requests that ask for much work, or for little in a costly way."""
+"""Requests for much work, or for little work in a costly way; `tests/serve/server/test_growth.py` counts that of long lists."""
 
 
 def _long(outputs: dict[str, Any]) -> dict[str, Any]:
@@ -138,67 +113,6 @@ def _text(count: int) -> str:
 
 def _pattern() -> str:
     return "(" + "|".join(f"{random.getrandbits(60):x}[a-z]{{1,40}}" for _ in range(40)) + ")"
-
-
-ATTACKS = {
-    **WORK,
-    "rows": Attack(1, "/v1/completions", _body(prompt="a", n=128, max_tokens=400, ignore_eos=True)),
-    "priority": Attack(1, "/v1/completions", _body(prompt="a", n=128, max_tokens=400, priority=-(2**63))),
-    "echo": Attack(1, "/v1/completions", _body(prompt=TEXT * 7, n=128, echo=True, truncate_prompt_tokens=10)),
-    "echo, streamed": Attack(
-        1, "/v1/completions", _body(prompt=TEXT[:400_000], n=128, echo=True, truncate_prompt_tokens=10, stream=True)
-    ),
-    "prompt_logprobs": Attack(1, "/v1/completions", _body(prompt=[5] * 900, prompt_logprobs=20, max_tokens=1)),
-    "logprobs": Attack(1, "/v1/completions", _body(prompt="a", n=128, logprobs=20, max_tokens=400, ignore_eos=True)),
-    "tokenize": Attack(8, "/tokenize", _body(prompt=TEXT[: 1 << 20])),
-    "detokenize": Attack(1, "/detokenize", _body(tokens=[7] * (1 << 20))),
-    "ignored field": Attack(1, "/v1/completions", lambda: b'{"prompt":"a","max_tokens":1,"metadata":' + NESTED + b"}"),
-    "nested content": Attack(1, CHAT, lambda: b'{"messages":[{"role":"user","content":' + NESTED[:1_800_000] + b"]}]}"),
-    "metrics": Attack(12, "/metrics", lambda: b""),
-    "stalled bodies": Attack(30, "/v1/completions", lambda: b" " * 7_900_000),
-    # Lists and tables that are long, in every field that has some.
-    "system messages": _many(MESSAGES, "messages", {"role": "system", "content": "a"}, 40_000, max_tokens=1),
-    "system items": _many(RESPONSES, "input", {"role": "system", "content": "a"}, 40_000, max_output_tokens=1),
-    "system, counted": _many(MESSAGES + "/count_tokens", "messages", {"role": "system", "content": "a"}, 40_000),
-    "messages": _many(CHAT, "messages", USER, 200_000, max_tokens=1),
-    "messages, Anthropic's": _many(MESSAGES, "messages", USER, 200_000, max_tokens=1),
-    "messages, Ollama's": _many("/api/chat", "messages", USER, 200_000, model="demo"),
-    "messages, tokenized": _many("/tokenize", "messages", USER, 200_000),
-    "items": _many(RESPONSES, "input", USER, 200_000),
-    "parts": Attack(1, CHAT, _body(messages=[{"role": "user", "content": PARTS}])),
-    "parts, Anthropic's": Attack(1, MESSAGES, _body(messages=[{"role": "user", "content": PARTS}], max_tokens=1)),
-    "calls of a message": Attack(1, CHAT, _body(messages=[USER, SAID])),
-    "arguments of a call": Attack(
-        1,
-        CHAT,
-        _body(
-            messages=[USER, SAID | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": "[" * 4_000_000}}]}]
-        ),
-    ),
-    "tools": _many(CHAT, "tools", _tool({}), 80_000, messages=[USER]),
-    "a wide tool": _many(CHAT, "tools", _tool({"type": "object", "properties": WIDE}), 1, messages=[USER]),
-    "a tool's long list": _many(CHAT, "tools", _tool({"enum": [1] * 2_000_000}), 1, messages=[USER]),
-    "template arguments": Attack(1, CHAT, _body(messages=[USER], chat_template_kwargs={"a": [1] * 3_000_000})),
-    "documents": _many(CHAT, "documents", {"text": "a"}, 200_000, messages=[USER]),
-    "a wide schema": Attack(1, CHAT, _body(messages=[USER], response_format=FORMAT)),
-    "a deep schema": Attack(
-        1, CHAT, lambda: b'{"messages":[{"role":"user","content":"a"}],"json_schema":%b}' % DEEP.encode()
-    ),
-    "choices": Attack(
-        1, CHAT, _body(messages=[USER], structured_outputs={"choice": [f"c{number}" for number in range(500_000)]})
-    ),
-    "ids": Attack(1, "/v1/completions", _body(prompt=[7] * (1 << 20), max_tokens=1)),
-    "prompts": Attack(1, "/v1/completions", _body(prompt=["a"] * (1 << 20), max_tokens=1)),
-    "lists of ids": Attack(1, "/v1/completions", _body(prompt=[[7, 8, 9] * 300] * 1024, max_tokens=1)),
-    "allowed ids": Attack(1, "/v1/completions", _body(prompt="a", allowed_token_ids=[7] * (1 << 20), max_tokens=1)),
-    "stop strings": Attack(1, "/v1/completions", _body(prompt="a", stop=["x" * 256] * 1024, max_tokens=1)),
-    "logit_bias": Attack(
-        1, "/v1/completions", _body(prompt="a", logit_bias={str(number): 1 for number in range(1024)}, max_tokens=1)
-    ),
-    "inputs": Attack(1, "/v1/embeddings", _body(input=["a " * 200] * 1024)),
-    "kept instructions": Attack(1, RESPONSES, _body(input="a", instructions=TEXT[: 1 << 19], max_output_tokens=1)),
-    "ids to abort": Attack(1, "/abort_requests", _body(request_ids=["a"] * 1_000_000)),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,9 +132,9 @@ async def _run(args: argparse.Namespace, report: Report) -> None:
         async with serving(args.model, {"access_log": False, "device": "cpu"}) as server:
             if name == "none":
                 nobody = await asyncio.to_thread(_beside_nobody, server, args.seconds)
-            figures, told = await asyncio.to_thread(_attacked, server, name, args.seconds)
+            figures, statuses = await asyncio.to_thread(_attacked, server, name, args.seconds)
         figures["nobody_ratio"] = nobody
-        report.add({"attack": name, "told": ", ".join(map(str, sorted(told)))}, figures)
+        report.add({"attack": name, "told": ", ".join(map(str, sorted(statuses)))}, figures)
         shown = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
         print(f"{name}: {shown}", flush=True)
 
@@ -235,7 +149,7 @@ def _beside_nobody(server: ServerProcess, seconds: float) -> float:
 def _attacked(server: ServerProcess, name: str, seconds: float) -> tuple[dict[str, float], Counter[int]]:
     _measure(server, 0.5)
     alone = _measure(server, seconds)
-    before, told = server.resident_bytes(), Counter[int]()
+    before, statuses = server.resident_bytes(), Counter[int]()
     processes = multiprocessing.get_context("spawn")  # the attackers' threads must not hold up those that measure
     over, counts = processes.Event(), processes.SimpleQueue()
     rude = processes.Process(target=_attack, args=(server.port, name, over, counts, seconds))
@@ -247,17 +161,17 @@ def _attacked(server: ServerProcess, name: str, seconds: float) -> tuple[dict[st
     finally:
         over.set()
     if name != "none":
-        told = counts.get()
+        statuses = counts.get()
         rude.join()
     for key in ("chat_ms", "chat_ms_p90", "first_ms"):
         figures[key.replace("_ms", "_ratio")] = figures[key] / alone[key]
-    return figures | {"memory_mib": (server.resident_bytes() - before) / (1 << 20)}, told
+    return figures | {"memory_mib": (server.resident_bytes() - before) / (1 << 20)}, statuses
 
 
 def _attack(port: int, name: str, over: Any, counts: Any, seconds: float) -> None:
     """The process of the rude client."""
-    attack, told = ATTACKS[name], Counter[int]()
-    args = (port, attack, attack.body(), told, over, seconds)
+    attack, statuses = ATTACKS[name], Counter[int]()
+    args = (port, attack, attack.body(), statuses, over, seconds)
     threads = [threading.Thread(target=_send, args=args) for _ in range(attack.num_connections)]
     for thread in threads:
         thread.start()
@@ -265,17 +179,15 @@ def _attack(port: int, name: str, over: Any, counts: Any, seconds: float) -> Non
     counts.put(None)
     for thread in threads:
         thread.join()
-    counts.put(told)
+    counts.put(statuses)
 
 
-def _send(port: int, attack: Attack, body: bytes, told: Counter[int], over: Any, seconds: float) -> None:
+def _send(port: int, attack: Attack, body: bytes, statuses: Counter[int], over: Any, seconds: float) -> None:
     while not over.is_set():
-        stalls = not body.strip() and bool(body)
-        missing = 100 if stalls else 0
         try:
-            told[_ask(port, attack.path, body, RUDE, seconds + 30, missing, hangs_up=attack.hangs_up)] += 1
+            statuses[_ask(port, attack.path, body, RUDE, seconds + 30, hangs_up=attack.hangs_up)] += 1
         except (OSError, http.client.HTTPException):
-            told[0] += 1
+            statuses[0] += 1
             over.wait(0.1)
         if attack.is_fresh:
             body = attack.body()
@@ -287,12 +199,11 @@ def _ask(
     body: bytes,
     address: str,
     timeout: float,
-    missing: int = 0,
     times: list[float] | None = None,
     *,
     hangs_up: bool = False,
 ) -> int:
-    """The status of an answer, which is read to its end if nobody hangs up; of the body, so many bytes never come.
+    """The status of an answer, which is read to its end unless the client hangs up.
 
     Args:
         times: gets the seconds to the first piece of the answer, and to its end.
@@ -300,7 +211,7 @@ def _ask(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout, source_address=(address, 0))
     start = time.perf_counter()
     try:
-        headers = {"content-type": "application/json", "content-length": str(len(body) + missing)}
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
         connection.request("POST" if body else "GET", path, body or None, headers if body else {})
         answer = connection.getresponse()
         first = answer.read1(1 << 16)

@@ -187,7 +187,7 @@ class AsNumbers:
     """A `Checkpoint` whose matrices are numbers, whatever the files have."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint, self.place = checkpoint, checkpoint.place
+        self._checkpoint, self.location = checkpoint, checkpoint.location
         self.fingerprint: Callable[[], str] = checkpoint.fingerprint
 
     def headers(self) -> Iterator[TensorHeader]:

@@ -20,16 +20,28 @@ VALUES: list[Any] = [
 """What JSON can hold."""
 
 
-def changed(table: Any, values: Sequence[Any] = VALUES, depth: int = 4) -> Iterator[tuple[str, Any]]:
-    """The table once for each field in it, at any depth, and each value: with the value in place of the field's. Each comes with
-    the name of the field."""
+def fields_in(table: Any, depth: int = 100, most_items: int = 100) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """Every field in a table or list, at any depth: its name, its value, and a function that returns a copy of all with another
+    value there. Of a list, the first items are looked at."""
     if not depth or not isinstance(table, Mapping | list):
         return
-    for key, inner in table.items() if isinstance(table, Mapping) else enumerate(table[:2]):
-        for name, value in (*((str(key), value) for value in values), *changed(inner, values, depth - 1)):
+    for key, inner in table.items() if isinstance(table, Mapping) else enumerate(table[:most_items]):
+
+        def replaced(value: Any, key: Any = key) -> Any:
             copy: Any = dict(table) if isinstance(table, Mapping) else list(table)
             copy[key] = value
-            yield name, copy
+            return copy
+
+        yield str(key), inner, replaced
+        for name, value, below in fields_in(inner, depth - 1, most_items):
+            yield name, value, lambda other, replaced=replaced, below=below: replaced(below(other))
+
+
+def changed(table: Any, values: Sequence[Any] = VALUES, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The table once for each field in it and each value: with the value in place of the field's. Each comes with the name of
+    the field."""
+    for name, _, replaced in fields_in(table, depth, most_items=2):
+        yield from ((name, replaced(value)) for value in values)
 
 
 def wrong(read: Callable[[Any], Any], table: Any, most: int = 10**6, values: Sequence[Any] = VALUES) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import Any, get_args, get_type_hints
@@ -18,54 +17,13 @@ from nanoengine.errors import NanoEngineError
 from nanoengine.features.beam_search.params import BeamSearchParams
 from nanoengine.features.pooling.params import PoolingParams
 from nanoengine.serve.server.config import ServerConfig
-
-DEEP: Any = []
-for _ in range(300):
-    DEEP = [DEEP]
+from tests.outside import VALUES as OF_JSON
 
 VALUES: list[Any] = [
-    *(None, True, -1, 0, 2**31, 2**63, -(2**70), 10**5000, 1.5, math.nan, math.inf, -math.inf, 1e308, 1j),
-    *(
-        "",
-        "x",
-        "\ud800",
-        "\0",
-        "a" * 10**6,
-        b"",
-        b"x",
-        [],
-        [None],
-        [[]],
-        [1, 2],
-        ["x"],
-        (),
-        {},
-        {"a": 1},
-        {1: []},
-        {"x"},
-        DEEP,
-    ),
-    *(
-        np.int64(3),
-        np.float32(0.5),
-        np.bool_(True),
-        np.str_("x"),
-        np.array(1),
-        np.array("x"),
-        np.array([1, 2]),
-        np.array([[1.5]]),
-    ),
-    *(
-        torch.tensor(1),
-        torch.tensor(0.5),
-        torch.tensor([1, 2]),
-        object(),
-        print,
-        int,
-        Exception("x"),
-        range(3),
-        iter([1]),
-    ),
+    *OF_JSON,
+    *(1j, b"", b"x", (), {1: []}, {"x"}, object(), print, int, Exception("x"), range(3), iter([1])),
+    *(np.int64(3), np.float32(0.5), np.bool_(True), np.str_("x"), np.array(1), np.array("x"), np.array([1, 2])),
+    *(np.array([[1.5]]), torch.tensor(1), torch.tensor(0.5), torch.tensor([1, 2])),
 ]
 
 CLASSES: dict[type, Callable[..., Any]] = {

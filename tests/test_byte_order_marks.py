@@ -8,6 +8,7 @@ from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.features.pooling.files import defaults_of_folder
@@ -28,12 +29,15 @@ def test_of_the_files_of_a_model(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", "qwen2.5")
     template = folder / "chat_template.jinja"
     assert template.exists()
+    [weights] = folder.glob("*.safetensors")
+    with safe_open(weights, framework="pt") as file:
+        weight_map = dict.fromkeys(file.keys(), weights.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), "utf-8")
     said = []
     for is_marked in (False, True):
         if is_marked:
-            for path in (*folder.glob("*config.json"), template):
-                mark(path)
-            assert len([*folder.glob("*config.json")]) == 3
+            names = {mark(path).name for path in (*folder.glob("*.json"), template)}
+            assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"} <= names
         for given in (None, template, template.read_text("utf-8")):
             with LLM(str(folder), device="cpu", num_kv_blocks=20, chat_template=given, use_tqdm=False) as llm:
                 params = SamplingParams(temperature=0, max_tokens=3)

@@ -36,7 +36,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON table in a file of a model folder.
+    """The JSON table in a file of a model folder, behind a byte order mark or without one.
 
     Raises:
         ModelNotFound: the file is missing, too large or cannot be read.
@@ -44,7 +44,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """
     path = folder / name
     try:
-        table = json.loads(read_file(path, MAX_JSON_BYTES).decode())
+        table = json.loads(read_file(path, MAX_JSON_BYTES).decode("utf-8-sig"))
     except OSError as error:
         must = "a model is a .gguf file, or a folder with config.json, *.safetensors and tokenizer files"
         raise ModelNotFound(f"{path} is missing or cannot be read ({error}): {must}") from error

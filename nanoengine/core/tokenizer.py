@@ -45,10 +45,10 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in the tokenizer.json of a model folder; raises ModelNotFound if there is none that can be read."""
+    """The tokenizer in a model folder's tokenizer.json, which may have a byte order mark; raises ModelNotFound without one."""
     path = folder / "tokenizer.json"
     try:
-        fast = tokenizers.Tokenizer.from_buffer(read_file(path, 4 * MAX_JSON_BYTES))
+        fast = tokenizers.Tokenizer.from_buffer(read_file(path, 4 * MAX_JSON_BYTES).removeprefix(b"\xef\xbb\xbf"))
     except Exception as error:  # the library raises nothing finer
         raise ModelNotFound(f"{folder} has no tokenizer.json that can be read: {error}") from error
     fast.no_truncation()

@@ -29,7 +29,7 @@ class TensorHeader:
 class Checkpoint(Protocol):
     """The weights of a model in files."""
 
-    place: str
+    location: str
     """The folder or file, for messages."""
 
     def headers(self) -> Iterator[TensorHeader]:

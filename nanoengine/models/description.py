@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanoengine.core.model_config import read_json
 from nanoengine.core.tokenizer import end_token_ids
 from nanoengine.models.architectures import read_model_config, text_table
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.translate import hf_config
-from nanoengine.models.json_file import read_json
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.quantization.scheme import QUANTIZATION
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer

@@ -123,14 +123,14 @@ def load_weights(
                 try:
                     fill(source, tensors[name], dtype, quantize)
                 except InvalidWeights as error:
-                    raise InvalidWeights(f"{name} in {checkpoint.place}: {error}") from error
+                    raise InvalidWeights(f"{name} in {checkpoint.location}: {error}") from error
                 advance()
             if twice and name in (EMBEDDING, HEAD):
                 assert not isinstance(source, QuantizedExperts)
                 tied[name] = source
     if twice and not torch.equal(*(_numbers(tied[name], torch.float32) for name in (HEAD, EMBEDDING))):
         raise InvalidWeights(
-            f"the weights in {checkpoint.place} have an lm_head.weight that is not the embedding, but tie_word_embeddings is "
+            f"the weights in {checkpoint.location} have an lm_head.weight that is not the embedding, but tie_word_embeddings is "
             "true: correct one of the two"
         )
 
@@ -198,7 +198,7 @@ def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
     lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
     if lines:
         raise InvalidWeights(
-            f"the weights in {checkpoint.place} do not match the config beside them: " + "; ".join(lines)
+            f"the weights in {checkpoint.location} do not match the config beside them: " + "; ".join(lines)
         )
 
 

@@ -20,10 +20,10 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidWeights
+from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import TensorHeader
-from nanoengine.models.json_file import read_json
 from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine")
@@ -67,7 +67,7 @@ class SafetensorsFolder:
     """A `Checkpoint`. All methods raise ModelNotFound for missing files, and InvalidWeights for broken ones."""
 
     def __init__(self, folder: Path):
-        self.folder, self.place = folder, str(folder)
+        self.folder, self.location = folder, str(folder)
 
     @cached_property
     def is_headless(self) -> bool:
@@ -123,7 +123,7 @@ class SafetensorsFolder:
                     yield name, tensor
                     release_mapped(tensor)
         if dropped:
-            logger.warning(LEFT_OUT, self.place, len(dropped), dropped[0])
+            logger.warning(LEFT_OUT, self.location, len(dropped), dropped[0])
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:

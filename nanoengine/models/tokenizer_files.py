@@ -9,9 +9,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.core import tokenizer as core
-from nanoengine.core.model_config import read_file
+from nanoengine.core.model_config import read_file, read_json
 from nanoengine.errors import ModelNotFound, UnsupportedModel
-from nanoengine.models.json_file import read_json
 from nanoengine.models.panics import raising
 from nanoengine.sizes import format_bytes
 

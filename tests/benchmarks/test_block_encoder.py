@@ -30,7 +30,7 @@ def test_numbers_are_near_those_that_were_encoded(kind: str, seed: int) -> None:
     """A block holds so many numbers over its range: each is at most a step away, and a little, as scales are rounded."""
     values = matrix(seed)
     blocks = encode(values, kind)
-    assert blocks.type == kind
+    assert blocks.format == kind
     if not kind.endswith("_K"):  # one way to encode is the reference's
         assert np.array_equal(blocks.data.numpy(), quantize(values.numpy(), GGMLQuantizationType[kind]))
     decoded = dequantize(blocks.data.numpy(), GGMLQuantizationType[kind])
@@ -45,5 +45,5 @@ def test_numbers_are_near_those_that_were_encoded(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("kind", "other"), IN_PLACE_OF_LARGE.items())
 def test_rows_that_large_blocks_do_not_fill_get_small_ones(kind: str, other: str) -> None:
-    assert encode(matrix(0, 288), kind).type == other
-    assert encode(matrix(0, 256), kind).type == kind
+    assert encode(matrix(0, 288), kind).format == other
+    assert encode(matrix(0, 256), kind).format == kind

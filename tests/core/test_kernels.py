@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight
-from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.sampling import SamplingTable
 
 KERNELS = CoreKernels()
@@ -47,25 +46,6 @@ def test_the_slots_of_a_step() -> None:
     assert placed.positions.tolist() == [8, 3, 4, 5, 0]
     assert placed.slot_mapping.tolist() == [[16, 31, 12, 13, -1]]
     assert placed.seq_lens.tolist() == [9, 6, 0]
-
-
-def table_of(**columns: list[float]) -> SamplingTable:
-    dtypes = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
-    filled = {"top_k": [0] * 4, "top_p": [1.0] * 4, "min_p": [0.0] * 4} | columns
-    return SamplingTable(
-        **{name: torch.tensor(filled[name], dtype=dtype) for name, dtype in dtypes.items()}, seeds=torch.arange(4)
-    )
-
-
-def test_tokens_are_chosen_by_the_settings_of_their_rows() -> None:
-    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]] * 4)
-    logits[2, 0], logits[3] = torch.nan, -torch.inf
-    table = table_of(temperature=[0.0, 5.0, 1.0, 0.0], top_k=[0, 1, 0, 0])
-    last_tokens = torch.zeros(4, dtype=torch.int64)
-    rows = torch.tensor([1, 0, 2, 3], dtype=torch.int32)
-    chosen = KERNELS.choose_tokens(logits, table, rows, torch.zeros(4, dtype=torch.int64), last_tokens)
-    assert chosen.tolist() == [1, 1, UNKNOWN, NONE_LEFT]
-    assert last_tokens.tolist() == [1, 1, UNKNOWN, NONE_LEFT]
 
 
 def test_draws_follow_the_distribution_that_the_filters_leave() -> None:

@@ -6,14 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from nanoengine import LLM, SamplingParams
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, open_llm
-from tests.support import backend_of, fill_kv_with_nan, model_runner
+from tests.support import fill_kv_with_nan, model_runner
 
 PROMPTS = [[(37 * i + 11 * j) % 200 for j in range(1 + 16 * i)] for i in range(3)]
 PARAMS = [
@@ -27,20 +24,6 @@ def generate(llm: LLM) -> list[list[list[int]]]:
     outputs = llm.generate(PROMPTS[:2], PARAMS, use_tqdm=False)
     assert_idle(llm)
     return [[completion.token_ids for completion in output.outputs] for output in outputs]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-def test_triton_kernels_all_the_way(tiny: Path) -> None:
-    """In Triton's interpreter, which is slow: few tokens, recorded and overlapping."""
-    pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
-    few: dict[str, Any] = {"num_kv_blocks": 14, "max_num_batched_tokens": 40, "max_num_seqs": 4}
-    with open_llm(tiny, attention_backend="torch", **few) as llm:
-        expected = generate(llm)
-    few |= {"kernels": "triton", "attention_backend": "triton", "scheduling_policy": "mixed", "async_scheduling": True}
-    with late_device(can_record=True, seed=0) as device, open_llm(tiny, **few) as llm:
-        assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
-        assert generate(llm) == expected
-    assert sum(recording.num_replays for recording in device.recordings) > 0
 
 
 def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_needs(tiny: Path) -> None:

@@ -108,15 +108,6 @@ def test_a_mistake_is_refused_by_name_before_anything_runs(
     assert_idle(shared)
 
 
-@pytest.mark.parametrize("prompt_len", [1, 16, MAX_LEN - 1])
-@pytest.mark.parametrize("max_tokens", [1000, None])
-def test_generation_ends_at_max_model_len(shared: LLM, prompt_len: int, max_tokens: int | None) -> None:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    output = shared.generate([[9] * prompt_len], params, use_tqdm=False)[0]
-    assert prompt_len + len(output.outputs[0].token_ids) == MAX_LEN
-    assert output.outputs[0].finish_reason == "length"
-
-
 EXTREME: list[dict[str, Any]] = [
     {"top_k": 2**31 - 1},
     {"top_k": 1},
@@ -199,18 +190,6 @@ def test_an_end_of_text_outside_the_vocabulary_is_ignored(broken: Path, eos: obj
         params = SamplingParams(temperature=0, min_tokens=NEW, max_tokens=NEW)
         assert len(generate(llm, "hello", params)[0]) == NEW
         assert llm.engine.eos_token_ids == (256,)
-
-
-def test_code_in_a_model_folder_is_never_run(broken: Path, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    (broken / "evil.py").write_text(f"open({str(flag)!r}, 'w')\n")
-    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-    edit_json(broken / "config.json", auto_map=dict.fromkeys(names, "evil.Evil"))
-    try:
-        with open_llm(broken) as llm:
-            assert len(generate(llm, PROMPTS[:1])[0]) == NEW
-    finally:
-        assert not flag.exists()
 
 
 def test_a_tokenizer_of_its_own_may_come_from_another_folder(broken: Path, tiny: Path) -> None:

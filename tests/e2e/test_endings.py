@@ -37,11 +37,6 @@ from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
 # ---- the end of an engine
 
 
-def test_closing_twice_is_allowed(llm: LLM) -> None:
-    llm.close()
-    llm.close()
-
-
 @pytest.mark.parametrize(
     "use",
     [

@@ -58,13 +58,6 @@ def test_a_prompt_may_be_a_table(llm: LLM) -> None:
             llm.generate([wrong], GREEDY, use_tqdm=False)
 
 
-def test_text_is_the_text_of_the_tokens(llm: LLM) -> None:
-    for seed in range(5):
-        params = SamplingParams(temperature=1.5, seed=seed, max_tokens=60, ignore_eos=True)
-        completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
-        assert completion.text == llm.tokenizer.hf.decode(completion.token_ids, skip_special_tokens=True)
-
-
 def test_a_stream_is_the_text_of_generate_in_pieces(llm: LLM) -> None:
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=50, stop=["\n\n", "return"])
     pieces = list(llm.stream(PROMPT, params))
@@ -99,18 +92,6 @@ def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
     assert llm.engine.has_unfinished
     stream.close()  # type: ignore[attr-defined]
     assert not llm.engine.has_unfinished
-
-
-def test_text_ends_before_a_stop_string(llm: LLM) -> None:
-    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    text = llm.generate(PROMPT, free, use_tqdm=False)[0].outputs[0].text
-    stop = text[20:24]
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, stop=stop)
-    completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
-    assert completion.text == text[: text.index(stop)]
-    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-    pieces = list(llm.stream(PROMPT, replace(params, include_stop_str_in_output=True)))
-    assert "".join(pieces) == text[: text.index(stop)] + stop
 
 
 def test_what_a_chat_template_asks_for_is_passed_to_it(tiny_llm: LLM) -> None:

@@ -122,7 +122,6 @@ NO_TABLES: dict[str, bytes | str] = {
     "is noise": bytes(range(256)),
 }
 DEEP_BUT_READ = json.loads("[" * 300 + "]" * 300)
-ARCHITECTURE = "Qwen3ForCausalLM"
 
 PANICS: dict[str, dict[str, Any]] = {
     "no such token": {
@@ -146,33 +145,13 @@ DAMAGES: dict[str, Damage] = {
     # sizes
     **{f"{key} {size:.0e}": change(CONFIG, **{key: size}) for key in SIZES for size in (10**9, 10**30)},
     **{f"{key} is half": change(CONFIG, **{key: 1}) for key in ("vocab_size", "hidden_size", "num_hidden_layers")},
-    **{
-        f"{key} {value!r}": change(CONFIG, **{key: value})
-        for key in ("vocab_size", "head_dim")
-        for value in (-1, 1e9, "9")
-    },
     "a million layers": change(CONFIG, num_hidden_layers=10**6),
     "one layer more": change(CONFIG, num_hidden_layers=6),
     "wide and many heads": change(CONFIG, num_attention_heads=2**20, num_key_value_heads=2**20, head_dim=2**20),
     "all sizes at their limits": change(CONFIG, **dict.fromkeys(SIZES, 2**31 - 1)),
-    "an epsilon that is no float": change(CONFIG, rms_norm_eps=10**400),
-    "an angle that is no float": change(CONFIG, rope_parameters={"rope_theta": 10**400}),
-    "an angle that is not a number": write(CONFIG, '{"architectures": ["Qwen3ForCausalLM"], "rope_theta": NaN}'),
     # config.json
-    "architectures 7": change(CONFIG, architectures=7),
-    "architectures true": change(CONFIG, architectures=True),
-    "architectures as text": change(CONFIG, architectures=ARCHITECTURE),
-    "architectures as a table": change(CONFIG, architectures={ARCHITECTURE: 1}),
-    "architectures of lists": change(CONFIG, architectures=[[ARCHITECTURE]]),
-    "architectures that are deep": change(CONFIG, architectures=DEEP_BUT_READ),
     "architectures that are long": change(CONFIG, architectures=["x" * 10_000_000]),
-    "a dtype that is a table": change(CONFIG, dtype={"float32": 1}),
-    "a dtype that is deep": change(CONFIG, dtype=DEEP_BUT_READ),
-    "a quantization that is deep": change(CONFIG, quantization_config=DEEP_BUT_READ),
-    "a rotation that is deep": change(CONFIG, rope_parameters={"rope_type": DEEP_BUT_READ}),
-    "rotations of all sorts": change(CONFIG, rope_parameters=[[]]),
     "an end of text that is deep": change(CONFIG, eos_token_id=DEEP_BUT_READ),
-    "an end of text that is text": change(CONFIG, eos_token_id="0"),
     "a long number": write(CONFIG, '{"vocab_size": ' + "9" * 10_000 + "}"),
     # any table
     **{

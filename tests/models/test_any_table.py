@@ -102,8 +102,8 @@ def test_of_how_a_model_writes(tmp_path: Path, file: str, table: dict[str, Any])
 
 
 def test_of_an_adapter(tmp_path: Path) -> None:
-    patterns = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 2}}
-    path = write_adapter(tmp_path, LAYERS, r=4, lora_alpha=6, use_rslora=False, **patterns) / "adapter_config.json"
+    fields = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 2}, "use_rslora": False, "lora_dropout": 0.0}
+    path = write_adapter(tmp_path, LAYERS, r=4, lora_alpha=6, **fields) / "adapter_config.json"
     table = json.loads(path.read_text())
     assert wrong(lambda own: path.write_text(json.dumps(own)) and read(tmp_path), table, 300) == []
 

@@ -176,7 +176,7 @@ def test_of_tensors_without_a_place_not_all_are_looked_at() -> None:
     looked_at = []
 
     class Many:
-        place = "many"
+        location = "many"
 
         def headers(self) -> Iterator[TensorHeader]:
             for number in range(10**6):

@@ -117,12 +117,12 @@ class Packer:
 
     def quantized(self, source: QuantizedTensor) -> Segment | None:
         """A quantized matrix; None if the kernels do not know its format."""
-        if isinstance(source, GGMLBlocks) and source.type == "NVFP4":
+        if isinstance(source, GGMLBlocks) and source.format == "NVFP4":
             source = NVFP4.of_blocks(source.data, source.shape)
         if isinstance(source, NVFP4):
             return self._floats(source)
         if isinstance(source, GGMLBlocks):
-            return self._blocks(source) if source.type in BLOCKS else None
+            return self._blocks(source) if source.format in BLOCKS else None
         if isinstance(source, Grouped) and (source.group % CELL == 0 or source.scales.shape[1] == 1):
             return self._groups(source)
         return None
@@ -136,8 +136,8 @@ class Packer:
         return torch.stack((addresses, torch.full_like(starts, segment.code), starts + first, columns), 1)
 
     def _blocks(self, source: GGMLBlocks) -> Segment:
-        segment = self._segment(BLOCKS[source.type].code, source.format, *source.shape)
-        blocks, number = source.data.contiguous(), list(BLOCKS).index(source.type)
+        segment = self._segment(BLOCKS[source.format].code, source.format, *source.shape)
+        blocks, number = source.data.contiguous(), list(BLOCKS).index(source.format)
         pointers = address(blocks, torch.uint8), segment.memory.data_ptr()
         self.c.pack_blocks(number, segment.code, *pointers, *source.shape)
         return segment
@@ -245,8 +245,8 @@ class NativeWeight:
 
 def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
     """The numbers of a matrix, by all threads: [outputs, inputs]."""
-    if source.type not in BLOCKS:
-        return dequantize(source.data, source.type, source.shape, dtype)
+    if source.format not in BLOCKS:
+        return dequantize(source.data, source.format, source.shape, dtype)
     outputs, inputs = source.shape
     weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, activation_dtype="float32")
     out = torch.empty(outputs, inputs, dtype=dtype, device="cpu")

@@ -1,1 +1,1 @@
-"""What a quantized matrix is, before kernels lay it out: whole numbers and scales, or blocks of ggml."""
+"""Quantized matrices before kernels pack them: integers with scales, and blocks of ggml."""

@@ -1,4 +1,4 @@
-"""GGMLBlocks: a matrix in one of ggml's block formats, as a GGUF file has it."""
+"""GGMLBlocks: a matrix in a block format of ggml, in the bytes of a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ class GGMLBlocks:
     """A quantized matrix [outputs, inputs].
 
     Attributes:
-        data: [outputs, bytes of a row] uint8; it may lie in a mapped file.
-        type: the name of its format, one of `ggml_numbers.SIZES`.
-        fast: makes the numbers, in a dtype, in less time than the package `gguf` does.
+        data: [outputs, bytes of a row] uint8 on the CPU; a view of a mapped file or memory.
+        format: its name, one of `ggml_numbers.SIZES`.
+        fast: dequantizes to a dtype in less time than the package `gguf`; None: there is no such function.
     """
 
     data: Tensor
-    type: str
+    format: str
     fast: Callable[[GGMLBlocks, torch.dtype], Tensor] | None = None
 
     @property
     def shape(self) -> torch.Size:
-        values, nbytes = SIZES[self.type]
+        values, nbytes = SIZES[self.format]
         return torch.Size((len(self.data), self.data.shape[1] // nbytes * values))
-
-    @property
-    def format(self) -> str:
-        return self.type
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         if self.fast is not None:
             return self.fast(self, dtype)
-        return dequantize(self.data, self.type, self.shape, dtype)
+        return dequantize(self.data, self.format, self.shape, dtype)
 
     def __getitem__(self, rows: Tensor | slice) -> GGMLBlocks:
-        return GGMLBlocks(self.data[rows], self.type, self.fast)
+        return GGMLBlocks(self.data[rows], self.format, self.fast)

@@ -1,4 +1,4 @@
-"""The block formats of ggml: which tensor types there are, and how many values lie in how many bytes."""
+"""BlockFormat: the tensor types of ggml, with values and bytes of a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BlockFormat(NamedTuple):
-    """How a tensor type stores values: so many values in a block of so many bytes."""
+    """A tensor type: blocks of `nbytes` bytes with `values` values each."""
 
     name: str
     values: int
@@ -41,7 +41,7 @@ FORMATS = {
     39: BlockFormat("MXFP4", 32, 17),
     40: BlockFormat("NVFP4", 64, 36),
 }
-"""Number of a tensor type (ggml.h) -> its format: those that are read."""
+"""Number of a tensor type (ggml.h) -> its format."""
 
 OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
-"""Some that are not, so that a message can name them."""
+"""Types that are not read, for messages."""

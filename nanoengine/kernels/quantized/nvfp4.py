@@ -1,4 +1,4 @@
-"""NVFP4: a matrix of floats of 4 bits, whose scales are floats of 8 bits and come with a float32."""
+"""NVFP4: a matrix of 4-bit floats with 8-bit scales and a float32 factor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUP = 16
 E2M1_CODEBOOK = torch.tensor(
     [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32, device="cpu"
 )
-"""Floats of 2 bits of exponent and 1 of mantissa, twice as large."""
+"""Twice the floats of 2 bits of exponent and 1 of mantissa."""
 
 E4M3 = torch.arange(128, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float().nan_to_num(480.0)
 """Floats of 4 bits of exponent and 3 of mantissa, without a sign and without NaN."""
@@ -36,8 +36,8 @@ class NVFP4:
 
     @classmethod
     def of_blocks(cls, data: Tensor, shape: torch.Size, factor: float = 1.0) -> NVFP4:
-        """Blocks of ggml, and a factor that stands beside them: four scales, whose signs count for nothing, then the numbers of
-        each of four groups, two in a byte, the first eight in its lower half.
+        """A matrix of blocks of ggml and their factor. A block has four scales, whose signs have no effect, then the numbers of
+        four groups, two in a byte: the first eight of a group in the lower halves.
         """
         scales, packed = data.reshape(-1, 36).split((4, 32), 1)
         scales = torch.where(scales == 0x7F, 0, scales & 0x7F)
@@ -51,7 +51,7 @@ class NVFP4:
         return self.numbers.shape
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        scales = self.factors * 0.5 * E4M3[self.scales.int()]  # as the codebook has twice the numbers
+        scales = self.factors * 0.5 * E4M3[self.scales.int()]  # the codebook has twice the numbers
         grouped = E2M1_CODEBOOK[self.numbers.int()].unflatten(1, (-1, GROUP))
         return (scales[:, :, None] * grouped).flatten(1).to(dtype)
 

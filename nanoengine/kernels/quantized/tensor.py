@@ -1,4 +1,4 @@
-"""QuantizedTensor: a matrix as a file or a quantizer has it, in whole numbers and scales, before kernels lay it out."""
+"""QuantizedTensor: a matrix of integers and scales, from a file or a quantizer, before kernels pack it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torch import Tensor
 
 
 class QuantizedTensor(Protocol):
-    """A matrix [outputs, inputs]."""
+    """A quantized matrix [outputs, inputs]."""
 
     @property
     def shape(self) -> torch.Size: ...
 
     @property
     def format(self) -> str:
-        """Its name, for people."""
+        """The name of its format, for messages."""
         ...
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Its numbers [outputs, inputs]: computed in float32, rounded once."""
+        """The numbers [outputs, inputs]: computed in float32, rounded once."""
         ...
 
     def __getitem__(self, rows: Tensor | slice) -> Self:
-        """Some of its rows, or all in another order: [n] int64 indices; a slice is a view."""
+        """Some rows, by [n] int64 indices, or by a slice, which is a view."""
         ...
 
 
 @runtime_checkable
 class QuantizedExperts(Protocol):
-    """The matrices of all experts in one tensor, which says that it is [experts, inputs, outputs]."""
+    """The matrices of all experts, in a tensor of shape [experts, inputs, outputs]."""
 
     def expert(self, number: int) -> QuantizedTensor:
-        """[outputs, inputs]"""
+        """The matrix of an expert: [outputs, inputs]."""
         ...
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
@@ -44,7 +44,8 @@ class QuantizedExperts(Protocol):
 
 @dataclass(frozen=True)
 class Grouped:
-    """Neighbouring inputs of an output share a scale: w[o, i] = scales[o, g] * (numbers[o, i] - zeros[o, g]), g = i // group.
+    """A matrix of integers with a scale for each group of inputs: w[o, i] = scales[o, g] * (numbers[o, i] - zeros[o, g]), g =
+    i // group.
 
     The group is inputs / scales.shape[1].
 
@@ -84,7 +85,7 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Float8:
-    """w[o, i] = scales[o] * numbers[o, i].
+    """A matrix of 8-bit floats with a scale for each output: w[o, i] = scales[o] * numbers[o, i].
 
     Attributes:
         numbers: [outputs, inputs] float8_e4m3fn.

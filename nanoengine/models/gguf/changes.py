@@ -1,4 +1,4 @@
-"""How numbers and shapes of a GGUF file become those of Hugging Face, where more than the name differs."""
+"""Changes of numbers and shapes from tensors of a GGUF file to those of Hugging Face."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """Makes the numbers of Hugging Face from those of a file: of a tensor, and of its shape alone.
+    """A conversion to Hugging Face's numbers: of a tensor, and of its shape alone.
 
     Shapes are computed apart from numbers: on the device "meta", arithmetic imports `torch._dynamo`, which takes a second.
     """

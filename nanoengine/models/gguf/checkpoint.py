@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face's config, names and tensors."""
+"""GGUFCheckpoint: a GGUF file with Hugging Face's config, names and tensors."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ logger = logging.getLogger("nanoengine")
 
 
 class GGUFCheckpoint:
-    """A `Checkpoint` of the tensors in a GGUF file.
+    """A `Checkpoint`: the tensors of a GGUF file.
 
     Raises:
         UnsupportedModel, InvalidWeights: as `hf_config`.
     """
 
     def __init__(self, file: GGUFFile):
-        self._file, self.place = file, str(file.path)
+        self._file, self.location = file, str(file.path)
         self.config = hf_config(file)
 
     def headers(self) -> Iterator[TensorHeader]:
-        """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
+        """The headers; the dtype is F32, F16 or BF16: of quantized tensors, F32."""
         for record, tensor in self._all():
             dtype = record.type if record.type in FLOATS else "F32"
             shape = _shape(record, tensor)
             stored = int(BLOCKS[record.type].weight_bits / 8 * math.prod(shape)) if record.type in BLOCKS else None
             if tensor.change is not None:
                 shape = tensor.change.shape(shape)
-            yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
+            yield TensorHeader(tensor.name, dtype, shape, self.location, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks | NVFP4]]:
-        """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are
-        unmapped when the next is asked for.
+        """Name and numbers of each tensor, or the blocks of a quantized matrix. Nearly all are views of the mapped file, whose
+        memory is released at the next step of the iterator.
 
         Raises:
-            InvalidWeights: rows that are not those of the heads.
+            InvalidWeights: rows that the heads do not divide; a scale beside a tensor that is no matrix.
         """
         fast = dequantized if unsupported_reason(torch.device("cpu"), dtype) is None else None
         for record, tensor in self._all():
@@ -71,15 +71,15 @@ class GGUFCheckpoint:
             else:
                 if self._scale(record, tensor) is not None:
                     raise InvalidWeights(
-                        f"{record.name} in {self.place} has a scale of its own, which is read of matrices alone"
+                        f"{record.name} in {self.location} has a scale beside it, which is read of matrices alone"
                     )
-                # What is stored as it is stays so: norms are float32 in the model, too.
+                # Norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
                 yield tensor.name, numbers if tensor.change is None else tensor.change.numbers(numbers)
             release_mapped(mapped)
         left_out = [name for name in self._file.tensors if name not in OF_CONFIG and not hf_tensor(name, self.config)]
         if left_out:
-            logger.warning(LEFT_OUT, self.place, len(left_out), left_out[0])
+            logger.warning(LEFT_OUT, self.location, len(left_out), left_out[0])
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""
@@ -91,32 +91,32 @@ class GGUFCheckpoint:
     def _all(self) -> Iterator[tuple[TensorRecord, HFTensor]]:
         for record in self._file.tensors.values():
             for tensor in hf_tensor(record.name, self.config):
-                if not self._belongs_to_nvfp4(record.name):
+                if not self._is_nvfp4_scale(record.name):
                     yield record, tensor
 
-    def _belongs_to_nvfp4(self, name: str) -> bool:
-        """Whether it is a scale beside a matrix in NVFP4; that of inputs is not used, as they are not rounded to 4 bits."""
+    def _is_nvfp4_scale(self, name: str) -> bool:
+        """Whether a tensor is a scale of a matrix in NVFP4. The scale of inputs is not used: they are not rounded to 4 bits."""
         matrix, _, kind = name.rpartition(".")
-        found = self._file.tensors.get(f"{matrix}.weight") if kind in ("scale", "input_scale") else None
-        return found is not None and found.type == "NVFP4"
+        weight = self._file.tensors.get(f"{matrix}.weight") if kind in ("scale", "input_scale") else None
+        return weight is not None and weight.type == "NVFP4"
 
     def _scale(self, record: TensorRecord, tensor: HFTensor) -> float | None:
-        """What all numbers of a matrix in NVFP4 are multiplied by, if the file says it: one for all, or one for each expert."""
+        """The factor of a matrix in NVFP4, if the file has one: of all numbers, or of those of each expert."""
         stored = self._file.tensors.get(f"{record.name.removesuffix('weight')}scale")
         if record.type != "NVFP4" or stored is None:
             return None
         count = 1 if tensor.expert is None else record.shape[0]
         if stored.type != "F32" or math.prod(stored.shape) != count:
-            what = f"{stored.name} in {self.place} is {stored.type} {list(stored.shape)}"
+            what = f"{stored.name} in {self.location} is {stored.type} {list(stored.shape)}"
             raise InvalidWeights(f"{what}: it must be F32 [{count}]")
         values = torch.from_numpy(self._file.data(stored.name)).view(torch.float32)
         return float(values[tensor.expert or 0])
 
     def _unpaired(self, data: Tensor, record: TensorRecord, heads: int) -> Tensor:
-        """The bytes with the rows of each head in Hugging Face's order; a row of any format is a whole number of bytes."""
+        """The bytes of the rows, with those of each head in Hugging Face's order; rows of all formats are whole bytes."""
         rows = record.shape[0]
         if rows % (2 * heads):
-            raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
+            raise InvalidWeights(f"{self.location} has {rows} rows in {record.name}, no even number for {heads} heads")
         return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
 
 

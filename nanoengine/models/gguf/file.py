@@ -1,4 +1,4 @@
-"""GGUF files, in one piece or split, memory-mapped."""
+"""GGUFFile: a memory-mapped GGUF file, whole or split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanoengine.errors import InvalidWeights, ModelNotFound, shown
 from nanoengine.models.gguf.header import TensorRecord, read_header
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
-"""The name of one of several files of a model; the first has all that describes it."""
+"""The name of one of several files of a model; the first has the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GGUFFile:
 
         Raises:
             ModelNotFound: no such file, or a part is missing.
-            InvalidWeights: a damaged or foreign file, or parts that do not belong together.
+            InvalidWeights: a damaged or foreign file, or parts of different models.
             UnsupportedModel: another version or byte order, a tensor type that is not read, an array of arrays.
         """
         first = _read_part(path, 0)
@@ -68,11 +68,11 @@ class GGUFFile:
 def _read_part(path: Path, number: int) -> GGUFFile:
     try:
         if not path.is_file():
-            raise FileNotFoundError("no such file")  # a pipe or a device is none: it has no end
+            raise FileNotFoundError("no such file")  # a pipe or a device has no end
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InvalidWeights(f"{path} is empty: fetch it again")
-            # A private mapping rather than a read-only one: of that, torch makes no tensor without a warning.
+            # A private mapping: torch warns of tensors in a read-only one.
             content = mmap(file.fileno(), 0, access=ACCESS_COPY)
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error}") from error
@@ -80,7 +80,7 @@ def _read_part(path: Path, number: int) -> GGUFFile:
 
 
 def _part_paths(first: GGUFFile, count: int) -> list[Path]:
-    """Of a file that says that it has `count` parts; InvalidWeights unless it is the first, under its own name."""
+    """The paths of `count` parts; InvalidWeights unless `first` is the first part, under the name of one."""
     path = first.path
     match = PART.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
@@ -94,14 +94,14 @@ def _part_paths(first: GGUFFile, count: int) -> list[Path]:
 
 
 def _check_part(part: GGUFFile, first: GGUFFile, number: int, count: int) -> None:
-    """InvalidWeights unless a part is the one that is expected, and contradicts nothing that the first says."""
+    """Raise InvalidWeights if a part is another than expected, or contradicts the metadata of the first."""
     if (_split(part, "split.no"), _split(part, "split.count")) != (number, count):
         raise InvalidWeights(f"{part.path} does not say that it is part {number + 1} of {count}: fetch it again")
     for key in part.metadata.keys() & first.metadata.keys() - {"split.no"}:
-        own, wanted = part.metadata[key], first.metadata[key]
-        # Not of lists: numpy would give each of their strings the room of the longest.
-        equal = np.array_equal if isinstance(own, np.ndarray) else eq
-        if type(own) is not type(wanted) or not equal(own, wanted):
+        value, expected = part.metadata[key], first.metadata[key]
+        # Lists of strings as they are: in numpy, each string would have the size of the longest.
+        equal = np.array_equal if isinstance(value, np.ndarray) else eq
+        if type(value) is not type(expected) or not equal(value, expected):
             raise InvalidWeights(
                 f"{part.path} and {first.path.name} disagree about {key}: they are of different models"
             )

@@ -1,6 +1,6 @@
-"""What the metadata of a file says of the layers of Gemma 4, which differ, in the words of Hugging Face's config.json.
+"""Fields of a config.json for Gemma 4, whose layers differ, from the metadata of a GGUF file.
 
-One field is not Hugging Face's: "experts_are_split" says that each expert's gate and up have a tensor each, as they are read.
+Hugging Face lacks one field: "experts_are_split" says that gate and up of an expert have a tensor each.
 """
 
 from __future__ import annotations
@@ -16,59 +16,52 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import EMBEDDING, ROPE_FACTORS
 
-GEMMA4_KEYS = {
-    "attention.shared_kv_layers": "num_kv_shared_layers",
-    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-    "expert_count": "num_experts",
-    "expert_used_count": "top_k_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
 KINDS = "full_attention", "sliding_attention"
 STILL = 1e30
-"""What divides the frequency of a pair that does not turn."""
+"""The divisor of the frequency of a pair that is not rotated."""
 
 
 def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str]) -> dict[str, Any]:
     """Sizes of layers with a window and without.
 
     Raises:
-        UnsupportedModel: layers differ otherwise than by their windows, and whether they read K and V of others.
+        UnsupportedModel: layers that differ in more than their windows and the reuse of K and V of other layers.
     """
     count = config["num_hidden_layers"]
-    slides = [bool(own) for own in keys.each("attention.sliding_window_pattern", count)]
+    slides = [bool(value) for value in keys.each("attention.sliding_window_pattern", count)]
     first_shared = count - config.get("num_kv_shared_layers", 0)
-    found = {"layer_types": [KINDS[own] for own in slides], "experts_are_split": True}
-    found |= {"enable_moe_block": config.get("num_experts", 0) > 0, "num_kv_shared_layers": count - first_shared}
-    found["hidden_size_per_layer_input"] = config.get("hidden_size_per_layer_input", 0)
+    fields = {"layer_types": [KINDS[has_window] for has_window in slides], "experts_are_split": True}
+    fields |= {"enable_moe_block": config.get("num_experts", 0) > 0, "num_kv_shared_layers": count - first_shared}
+    fields["hidden_size_per_layer_input"] = config.get("hidden_size_per_layer_input", 0)
     for suffix, field in (("", "global_head_dim"), ("_swa", "head_dim")):
-        found[field] = size = keys.number(f"attention.key_length{suffix}")
+        fields[field] = size = keys.number(f"attention.key_length{suffix}")
         if (other := keys.number(f"attention.value_length{suffix}", default=size)) != size:
             raise keys.unsupported(f"attention.value_length{suffix}", other, f"the key_length{suffix}, {size}")
     heads = keys.each_or_all("attention.head_count_kv", count)
-    of_kind = {kind: [n for n, own in zip(heads, slides, strict=True) if own is kind] for kind in (False, True)}
-    if any(len(set(own)) > 1 for own in of_kind.values()):
+    of_kind = {kind: [n for n, slide in zip(heads, slides, strict=True) if slide is kind] for kind in (False, True)}
+    if any(len(set(counts)) > 1 for counts in of_kind.values()):
         raise keys.unsupported("attention.head_count_kv", heads, "one count for layers with a window, one for others")
-    found["num_key_value_heads"] = of_kind[True][0] if of_kind[True] else heads[0]
-    found["num_global_key_value_heads"] = of_kind[False][0] if of_kind[False] else heads[0]
+    fields["num_key_value_heads"] = of_kind[True][0] if of_kind[True] else heads[0]
+    fields["num_global_key_value_heads"] = of_kind[False][0] if of_kind[False] else heads[0]
     have_v = [f"blk.{i}.attn_v.weight" in tensors for i in range(max(first_shared, 0)) if not slides[i]]
-    found["attention_k_eq_v"] = k_is_v = bool(have_v) and not any(have_v)
+    fields["attention_k_eq_v"] = k_is_v = bool(have_v) and not any(have_v)
     if not k_is_v and len(set(heads)) > 1:
         raise keys.unsupported(
             "attention.head_count_kv", heads, "one count, unless layers without a window lack attn_v"
         )
     widths = keys.each_or_all("feed_forward_length", count)
-    found["intermediate_size"] = width = widths[0]
-    found["use_double_wide_mlp"] = is_wide = widths[-1] == 2 * width
+    fields["intermediate_size"] = width = widths[0]
+    fields["use_double_wide_mlp"] = is_wide = widths[-1] == 2 * width
     if widths != [2 * width if is_wide and i >= first_shared else width for i in range(count)]:
         raise keys.unsupported("feed_forward_length", widths, "one, and perhaps twice as much where K and V are shared")
-    return found
+    return fields
 
 
 def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """How layers of each kind rotate: those without a window turn the pairs whose divisor is 1.
+    """Rotations of layers of each kind; layers without a window rotate the pairs whose divisor is 1.
 
     Raises:
-        UnsupportedModel, InvalidWeights: parts of heads that are rotated, or other divisors.
+        UnsupportedModel, InvalidWeights: rotations of parts of a head, or other divisors.
     """
     config["vocab_size_per_layer_input"] = file.tensors[EMBEDDING].shape[0] if EMBEDDING in file.tensors else 0
     ropes = {}
@@ -87,7 +80,7 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
             raise InvalidWeights(
                 f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}"
             )
-        ratio = turning / pairs  # rounded, so that times the pairs it may be a trifle less than before
+        ratio = turning / pairs  # times the number of pairs, it may round to less than before
         ratio = ratio if int(2 * pairs * ratio // 2) == turning else math.nextafter(ratio, 1.0)
         ropes[KINDS[0]] |= {"rope_type": "proportional", "partial_rotary_factor": ratio}
     return ropes

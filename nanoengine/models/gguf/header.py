@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata, and what it says of its tensors.
+"""The header of a GGUF file: metadata and records of tensors.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3, little-endian. Nothing that a file says is believed
-before it was held against the file's size.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3, little-endian. Every number of a file is compared
+with the size of the file before it is used.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ SMALLEST_PAIR, SMALLEST_RECORD = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """What a file says of a tensor."""
+    """The record of a tensor in the header of its file."""
 
     name: str
     type: str  # name of its format, such as "Q4_1"
     shape: tuple[int, ...]  # rows first, as torch has it; files have it the other way round
     nbytes: int
-    part: int  # which file it is in, counted from 0
+    part: int  # index of its file
     offset: int  # of its first byte in that file
 
 
 def read_header(path: Path, content: mmap, part: int = 0) -> tuple[dict[str, Any], dict[str, TensorRecord]]:
     """Metadata and tensors of a file.
 
-    Values are bool, int, float, str, a list of str, or a numpy array. A float32 is the shortest decimal that rounds to it: 1e-05
-    is that again, and not 9.999999747378752e-06.
+    Values are bool, int, float, str, a list of str, or a numpy array. A float32 becomes the shortest decimal that rounds to it:
+    1e-05, not 9.999999747378752e-06.
 
     Args:
         path: its name, for messages.
         content: all its bytes.
-        part: what the records say of it.
+        part: index of the file, for the records.
 
     Raises:
         InvalidWeights: a damaged or foreign file.
@@ -130,7 +130,7 @@ def _read_record(cursor: _Cursor, part: int) -> TensorRecord:
 
 
 class _Cursor:
-    """Reads one value after the other, and never beyond the end of the file."""
+    """A reader of one value after the other, never beyond the end of the file."""
 
     def __init__(self, path: Path, content: mmap):
         self.path, self.size, self.at, self._content = path, len(content), 0, content
@@ -150,7 +150,7 @@ class _Cursor:
         return self._numbers(1, dtype, "a number")[0].item()
 
     def count(self, smallest: int, what: str) -> int:
-        """How many of something follow, each of which needs so many bytes or more."""
+        """A number of entries that follow, each of `smallest` bytes or more."""
         count = int(self.number("u8"))
         most = {"strings": MAX_STRINGS, "numbers": MAX_BYTES}.get(what, MAX_ENTRIES)
         if count > min((self._end - self.at) // smallest, most):
@@ -184,7 +184,7 @@ class _Cursor:
         return self._bools(numbers, key) if kind == BOOL else numbers
 
     def _strings(self, count: int, key: str) -> list[str]:
-        """As `string`, many times over; vocabularies have 150,000, so that every step of this loop counts."""
+        """Many strings. Vocabularies have 150,000: each operation of this loop costs time."""
         content, at, size, length_at, strings = self._content, self.at, self._end, LENGTH.unpack_from, []
         for _ in range(count):
             start = at + LENGTH.size

@@ -1,9 +1,8 @@
-"""What the metadata of a file says of layers with states, in the words of Hugging Face's config.json.
+"""Fields of a config.json for layers with recurrent states, from the metadata of a GGUF file.
 
-Some fields are not Hugging Face's: "qkvz_is_packed" and "ba_is_packed" say which projections stand as in Qwen3-Next,
-"linears_are_split" that those of Granite have a tensor each, and "value_heads_are_tiled" that the heads of Qwen3.5 stand in
-another order. Weights stay in the order of the file, since `ssm_out` is quantized along heads, in blocks that may be wider than a
-head and cannot be cut there.
+Hugging Face lacks some fields: "qkvz_is_packed" and "ba_is_packed" name projections in the order of Qwen3-Next,
+"linears_are_split" says that projections of Granite have a tensor each, and "value_heads_are_tiled" that heads of Qwen3.5 are in
+another order. Weights stay in the order of the file: `ssm_out` is quantized along heads, in blocks that may be wider than a head.
 """
 
 from __future__ import annotations
@@ -14,61 +13,22 @@ from typing import Any
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import DELTA_NETS, FALCON_H1, LFM2, NEMOTRON_H, PACKED_BA, PACKED_QKVZ
 
-DELTA_KEYS = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    "full_attention_interval": "full_attention_interval",
-}
-DELTA_EXPERT_KEYS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-MAMBA_KEYS = {
-    "ssm.conv_kernel": "mamba_d_conv",
-    "ssm.state_size": "mamba_d_state",
-    "ssm.group_count": "mamba_n_groups",
-    "ssm.time_step_rank": "mamba_n_heads",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_feed_forward_length": "shared_intermediate_size",
-}
-FALCON_KEYS = {key: name for key, name in MAMBA_KEYS.items() if key.startswith("ssm.")} | {
-    "ssm.inner_size": "mamba_d_ssm"
-}
-NEMOTRON_KEYS = {
-    "ssm.conv_kernel": "conv_kernel",
-    "ssm.state_size": "ssm_state_size",
-    "ssm.group_count": "n_groups",
-    "ssm.time_step_rank": "mamba_num_heads",
-}
-NEMOTRON_MOE_KEYS = NEMOTRON_KEYS | {
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-    "moe_latent_size": "moe_latent_size",
-}
-LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
 KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
-"""How keys begin that a file of these architectures must have."""
+"""Prefixes of keys that a file of these architectures must have."""
 
 
 def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]) -> None:
-    """Add what is no number of its own: which layers attend, and sizes that follow from others.
+    """Add the kinds of layers, and sizes that are quotients of others.
 
     Raises:
-        UnsupportedModel: sizes that do not fit together.
+        UnsupportedModel: sizes that contradict each other.
     """
     name, layers = config["architectures"][0], config["num_hidden_layers"]
     have_states: list[int] | None = None
 
     def some(ending: str) -> bool:
-        return any(own.endswith(f".{ending}") for own in tensors)
+        return any(tensor.endswith(f".{ending}") for tensor in tensors)
 
     if name in DELTA_NETS:
         if "attention.recurrent_layers" in keys:
@@ -76,11 +36,11 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         elif keys.is_list(KV_HEADS) and 0 in (counts := keys.each(KV_HEADS, layers)):
             have_states = [count == 0 for count in counts]
         config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
-        config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
+        config["linear_value_head_dim"] = _quotient(keys, "ssm.inner_size", config["linear_num_value_heads"])
         for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
             config[field] = some(tensor)
         config["value_heads_are_tiled"] = keys.flag("ssm.v_head_reordered", default=name != "Qwen3NextForCausalLM")
-    elif name == FALCON_H1:  # whose factors are in the weights
+    elif name == FALCON_H1:  # its factors are in the weights
         config |= {"mamba_rms_norm": some("ssm_norm.weight"), "mamba_norm_before_gate": False}
         config["mamba_conv_bias"] = some("ssm_conv1d.bias")
     elif name == NEMOTRON_H:
@@ -88,15 +48,15 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         kinds = zip(keys.each(KV_HEADS, layers), widths, strict=True)
         letters = ["-" if width else "*" if heads else "M" for heads, width in kinds]
         sparse = [f"blk.{number}.ffn_gate_inp.weight" in tensors for number in range(layers)]
-        letters = ["E" if own else letter for own, letter in zip(sparse, letters, strict=True)]
+        letters = ["E" if is_sparse else letter for is_sparse, letter in zip(sparse, letters, strict=True)]
         config["hybrid_override_pattern"] = "".join(letters)
         config |= {"use_conv_bias": some("ssm_conv1d.bias"), "mlp_bias": some("ffn_up.bias")}
-        config["mamba_head_dim"] = _share(keys, "ssm.inner_size", config["mamba_num_heads"])
+        config["mamba_head_dim"] = _quotient(keys, "ssm.inner_size", config["mamba_num_heads"])
         config["layer_norm_epsilon"] = config["rms_norm_eps"]
     else:
         have_states = [count == 0 for count in keys.each(KV_HEADS, layers)]
     if name == "GraniteMoeHybridForCausalLM":
-        config["mamba_expand"] = _share(keys, "ssm.inner_size", config["hidden_size"])
+        config["mamba_expand"] = _quotient(keys, "ssm.inner_size", config["hidden_size"])
         config["mamba_conv_bias"] = some("ssm_conv1d.bias")
         config["position_embedding_type"] = "rope" if keys.flag("rope.scaling.finetuned", default=True) else "nope"
         config.setdefault("num_local_experts", 0)
@@ -106,8 +66,8 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         config["layer_types"] = [names[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
 
 
-def _share(keys: Keys, key: str, among: int) -> int:
+def _quotient(keys: Keys, key: str, divisor: int) -> int:
     value = keys.number(key)
-    if not among or value % among:
-        raise keys.unsupported(key, value, f"a multiple of {among}")
-    return value // among
+    if not divisor or value % divisor:
+        raise keys.unsupported(key, value, f"a multiple of {divisor}")
+    return value // divisor

@@ -1,6 +1,6 @@
-"""The keys that a file has of its architecture: each is read, or without effect, or refused by name.
+"""Keys: the keys of a GGUF file's architecture. Each is read, or without effect, or refused by name.
 
-Whatever is said of an architecture and not translated could change what it computes.
+A key that is not translated could change what the model computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REALS = (
     *("epsilon", "scale", "factor", "freq_base", "freq_base_swa", "scale_linear"),
     *("softcapping", "beta_fast", "beta_slow", "yarn_log_multiplier"),
 )
-"""How the keys end whose values need not be whole."""
+"""Endings of keys whose values may be fractions."""
 
 OF_OLLAMA = {
     "attention.head_dim": "attention.key_length",
@@ -54,16 +54,16 @@ NOT_OF_THE_MODEL = re.compile(
     r"(vision|audio|mm)\..*|.*_token_(id|index)|spatial_merge_size|n_deepstack_layers|"
     r"(rope\.)?mrope_sections?|rope\.mrope_interleaved|rope\.dimension_sections"
 )
-"""Keys that change no hidden state of a text: the embedding has the size of the vocabulary, the next two tell of the model's
-making, and three of what is made of the states. Then come those of pictures; in a text, all positions of a token are equal.
+"""Keys without effect on the hidden states of a text: the size of the vocabulary, which the embedding has, the conversion of the
+model, outputs other than logits, and images. In a text, all positions of a token are equal.
 """
 
 TEMPLATES = "tokenizer.chat_template."
-"""Before the names of chat templates beside the first."""
+"""The prefix of keys of further chat templates."""
 
 
 class Keys:
-    """The keys of a file's architecture, without its name before them. Every one must be read, or be without effect.
+    """The keys of a file's architecture, without its name as prefix. Every key must be read, or be without effect.
 
     Raises:
         UnsupportedModel: the architecture is not one of `known`.
@@ -79,19 +79,22 @@ class Keys:
         self.architecture = architecture
         self._prefix = f"{self.architecture}."
         start = len(self._prefix)
-        own = {key[start:]: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
-        renamed = {OF_OLLAMA[key]: value for key, value in own.items() if key in OF_OLLAMA}
-        self._values = renamed | {key: value for key, value in own.items() if key not in OF_OLLAMA}
+        stated = {key[start:]: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
+        renamed = {OF_OLLAMA[key]: stated.pop(key) for key in OF_OLLAMA if key in stated}
+        self._values = renamed | stated
         self._unread = set(self._values)
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
-        """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
+        """A count, or of REALS a number; of a list, the value that all layers have.
+
+        Args:
+            some_have_none: zeros in a list are left out.
 
         Raises:
-            UnsupportedModel: it is none, or layers differ.
+            UnsupportedModel: another value, or layers that differ.
         """
         value = self._read(key, default)
         if isinstance(value, np.ndarray) and some_have_none and value.any():
@@ -105,10 +108,10 @@ class Keys:
         return value
 
     def each(self, key: str, layers: int) -> list[int]:
-        """A count, or whether it is so, of each layer.
+        """A count or a flag of each layer.
 
         Raises:
-            UnsupportedModel: they are not so many, or no counts.
+            UnsupportedModel: another number of values, or values that are no counts.
         """
         value = self._read(key, None)
         counts = value.tolist() if isinstance(value, np.ndarray) and len(value) == layers else value
@@ -117,7 +120,7 @@ class Keys:
         return counts
 
     def each_or_all(self, key: str, layers: int) -> list[int]:
-        """A count of each layer; the file may have one for all."""
+        """A count of each layer; the file may have one count for all."""
         return self.each(key, layers) if self.is_list(key) else [self.number(key)] * layers
 
     def flag(self, key: str, default: bool) -> bool:
@@ -127,7 +130,7 @@ class Keys:
         return value
 
     def ignore(self, start: str) -> None:
-        """Keys that begin so change nothing here, whatever they say."""
+        """Mark keys with a prefix as read: they have no effect."""
         self._unread = {key for key in self._unread if not key.startswith(start)}
 
     def is_list(self, key: str) -> bool:
@@ -143,8 +146,8 @@ class Keys:
         return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
 
     def check_rest(self) -> None:
-        """UnsupportedModel if a key was not read that could change what the model computes. What llama.cpp does not know either
-        is a line in the log, of the tokenizer's keys too.
+        """Raise UnsupportedModel if an unread key could change what the model computes. Keys that llama.cpp does not know, of
+        the tokenizer too, are logged.
         """
         known = names_of("gguf")
         of_text = (key for key in self._metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATES))

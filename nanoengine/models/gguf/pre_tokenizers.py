@@ -1,7 +1,7 @@
-"""How a byte-level BPE cuts text into words before it merges: the patterns behind the names of `tokenizer.ggml.pre`.
+"""Pre-tokenizers: patterns that split text before the merges of a byte-level BPE, by the names in `tokenizer.ggml.pre`.
 
-A GGUF file has the name only. The patterns are those of the tokenizer.json of the models that a name stands for; where these
-leave room, such as for the name `default`, those that llama.cpp uses (src/llama-vocab.cpp, llm_tokenizer_bpe).
+A GGUF file has only the name. The patterns are those in the tokenizer.json of the models; where no model has one, as for the name
+`default`, those of llama.cpp (src/llama-vocab.cpp, llm_tokenizer_bpe).
 """
 
 # ruff: noqa: RUF001 (these patterns are about characters that look like others)
@@ -52,7 +52,7 @@ _DEEPSEEK3_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What a name in `tokenizer.ggml.pre` stands for.
+    """The pre-tokenizer of a name in `tokenizer.ggml.pre`.
 
     Attributes:
         patterns: each cuts the pieces of the one before into what it matches and what lies between.
@@ -65,7 +65,7 @@ class PreTokenizer:
     add_bos: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The same for the library. Tokens are spelled in GPT-2's letters for bytes."""
+        """The pre-tokenizer of the library. Tokens are spelled in GPT-2's letters for bytes."""
         steps: list[pre_tokenizers.PreTokenizer] = [
             pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
         ]
@@ -124,7 +124,7 @@ _BY_NAME = {name: kind for names, kind in _KINDS.items() for name in names.split
 
 
 def find_pre_tokenizer(name: str) -> PreTokenizer:
-    """What `name` stands for.
+    """The pre-tokenizer of a name.
 
     Raises:
         UnsupportedModel: a name that is not in the table.

@@ -1,4 +1,4 @@
-"""What the metadata of a file says of rotations, in the words of Hugging Face's config.json."""
+"""RoPE: the rope_parameters of a config.json, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EPSILON = "attention.layer_norm_rms_epsilon"
 
 
 def rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of all layers, or of each type where layers with a window are not scaled.
+    """The parameters of all layers, or of each type where layers with a window are not scaled.
 
     Raises:
-        UnsupportedModel: a kind, or a value of it, that is not computed.
-        InvalidWeights: tensors of factors that are none.
+        UnsupportedModel: a kind of scaling, or a value of it, that is not computed.
+        InvalidWeights: tensors of factors that are misshapen, or not positive.
     """
     name = config["architectures"][0]
     if name == "Gemma3ForCausalLM":
@@ -43,7 +43,7 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
         raise keys.unsupported("rope.dimension_count", rotated, f"an even number up to the size of a head, {size}")
     rope: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", default=theta))}
     if rotated < size:
-        ratio = rotated / size  # rounded, so that times the size it may be a trifle less than before
+        ratio = rotated / size  # times the size, it may round to less than before
         rope["partial_rotary_factor"] = ratio if int(size * ratio) == rotated else math.nextafter(ratio, 1.0)
     is_gpt_oss = name == "GptOssForCausalLM"
     kind = keys.text("rope.scaling.type", default="yarn" if is_gpt_oss else "linear")
@@ -70,20 +70,22 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
             "rope.scaling.factor", factor, "1.0 beside factors of each frequency, and of both lengths"
         )
     yarn = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
-    own = {field: keys.number(f"rope.scaling.{key}") for field, key in yarn.items() if f"rope.scaling.{key}" in keys}
+    yarn_fields = {
+        field: keys.number(f"rope.scaling.{key}") for field, key in yarn.items() if f"rope.scaling.{key}" in keys
+    }
     if (mscale := keys.number("rope.scaling.yarn_log_multiplier", default=0.0)) > 0.0:
-        own |= {"mscale": 1.0, "mscale_all_dim": mscale}
+        yarn_fields |= {"mscale": 1.0, "mscale_all_dim": mscale}
     if is_gpt_oss:
-        own["truncate"] = False
+        yarn_fields["truncate"] = False
     if is_olmo3 and "rope.scaling.attn_factor" in keys:
-        own["attention_factor"] = attention
+        yarn_fields["attention_factor"] = attention
     if kind not in ("none", "linear", "yarn"):
         raise keys.unsupported("rope.scaling.type", kind, "none, linear, yarn, or longrope with its factors")
     if factor == 1.0 or kind == "none":
         return rope | {"rope_type": "default"}
     if kind == "linear":
         return rope | {"rope_type": "linear", "factor": factor}
-    return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | own
+    return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn_fields
 
 
 def _divisors(file: GGUFFile, name: str, rotated: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the metadata of a file says of a router that chooses by a bias, or scores by sigmoids, in the words of config.json."""
+"""Routers: fields of a config.json for routers with a bias or with sigmoid scores, from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,23 +9,11 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What families call the number of their experts."""
+"""Names of the number of experts in configs."""
 
-EXPERT_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
-DEEPSEEK_KEYS = EXPERT_KEYS | {
-    "expert_count": "n_routed_experts",
-    "leading_dense_block_count": "first_k_dense_replace",
-}
-MINIMAX_KEYS = EXPERT_KEYS | {"expert_count": "num_local_experts"}
-LFM2_MOE_KEYS = EXPERT_KEYS | {"expert_count": "num_experts", "leading_dense_block_count": "num_dense_layers"}
-ERNIE_KEYS = EXPERT_KEYS | {
-    "expert_count": "moe_num_experts",
-    "leading_dense_block_count": "moe_layer_start_index",
-    "interleave_moe_layer_step": "moe_layer_interval",
-}
 NORMALIZED = dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "NemotronHForCausalLM"), False)
 NORMALIZED |= dict.fromkeys(("MiniMaxM2ForCausalLM", "Lfm2MoeForCausalLM", "Ernie4_5_MoeForCausalLM"), True)
-"""Architecture -> whether the factors of a token are divided by their sum, if the file does not say."""
+"""Architecture -> whether the weights of a token's experts are divided by their sum, if the file does not say."""
 
 SOFTMAX, SIGMOID = 1, 2
 
@@ -35,7 +23,7 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def complete_router(keys: Keys, config: dict[str, Any], file: GGUFFile) -> None:
-    """Add what a file says of its router, and what the list of its tensors tells.
+    """Add the fields of the router, and those that follow from the list of tensors.
 
     Raises:
         UnsupportedModel: another router than that of the architecture.
@@ -49,13 +37,13 @@ def complete_router(keys: Keys, config: dict[str, Any], file: GGUFFile) -> None:
         raise keys.unsupported("expert_weights_norm", False, "true")
     config["norm_topk_prob"] = is_normalized
     config["routed_scaling_factor"] = float(keys.number("expert_weights_scale", default=0.0)) or 1.0
-    config["num_hidden_layers"] -= keys.number("nextn_predict_layers", default=0)  # of layers that guess ahead
+    config["num_hidden_layers"] -= keys.number("nextn_predict_layers", default=0)  # of multi-token prediction
     for key, field in (("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")):
         config[field] = keys.number(key, default=1) or 1
     # Counts of shared experts are those of tensors: some files have another width beside them.
     for key in ("expert_shared_count", "expert_shared_feed_forward_length"):
         keys.number(key, default=0)
-    rows = next((own.shape[0] for key, own in file.tensors.items() if key.endswith(".ffn_gate_shexp.weight")), 0)
+    rows = next((record.shape[0] for key, record in file.tensors.items() if key.endswith(".ffn_gate_shexp.weight")), 0)
     width = config.get("moe_intermediate_size") or 1
     if rows % width:
         raise keys.unsupported("expert_feed_forward_length", width, f"a divisor of the {rows} rows of shared experts")

@@ -21,15 +21,15 @@ CHARACTER = -1
 
 
 class _Derivations:
-    """How BPE makes each token of a vocabulary, from the shortest to the longest.
+    """The merges by which BPE makes each token of a vocabulary, from the shortest to the longest.
 
     The merge of a token is known if one pair remains, and if both parts are made earlier, as in every trained vocabulary. A token
-    without a known merge keeps all its pairs, and so do the tokens that contain it.
+    without a known merge retains all its pairs, and so do the tokens that contain it.
 
     Args:
         index: of all tokens.
         count: number of tokens.
-        symbols: characters whose tokens keep all their pairs: BPE may make them of other symbols than single characters.
+        symbols: characters whose tokens retain all their pairs: BPE may make them of other symbols than single characters.
     """
 
     def __init__(self, index: Index, count: int, symbols: Numbers):

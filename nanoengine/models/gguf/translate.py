@@ -1,4 +1,4 @@
-"""What the metadata of a file says of a model, in the words of Hugging Face's config.json.
+"""The config.json of a model, from the metadata and the tensors of a GGUF file.
 
 Keys: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and conversion/.
 """
@@ -25,24 +25,27 @@ from nanoengine.models.gguf.architectures import (
 )
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.gemma4 import gemma4_layers, gemma4_ropes
-from nanoengine.models.gguf.gemma4_names import GEMMA4
 from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
 from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
+from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA, GEMMA4, HEAD, HYBRIDS, NEMOTRON_H
+from nanoengine.models.gguf.values import get
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default."""
+"""Architectures whose layers have windows by a pattern, for which there is a default."""
 
 EXAONE_32B_LAYERS = 64
-"""How llama.cpp knows the one of the last that has windows."""
+"""Layers of the only EXAONE 4 with windows, by which llama.cpp recognizes it."""
 
 WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
-"""How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
+"""Layers of the models with scores scaled by hidden_size / heads, by which llama.cpp recognizes them."""
+
+WITHOUT_FLOAT16 = HYBRIDS | GEMMA | {GEMMA4, "GptOssForCausalLM"}
+"""Architectures whose hidden states exceed 65,504, the largest number of float16, or whose kernels lack float16."""
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
@@ -50,28 +53,26 @@ BIASES = {
     "use_bias": (".attn_output.bias",),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
-"""Switches of a config -> the tensors that say that they are on."""
+"""Switches of a config -> endings of tensors with which they are on."""
 
 SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
-    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("attention_bias",)),
-    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Olmo2ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Olmo3ForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM"), ("attention_bias",)),
     "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
-    "Glm4ForCausalLM": ("attention_bias",),
     "Ernie4_5ForCausalLM": ("use_bias",),
-    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
-"""Which of them a config has; of other architectures it is fixed."""
+"""Architecture -> switches in its config; other architectures have none."""
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's config.json, as Hugging Face would write it.
+    """The model's config.json, in Hugging Face's form.
 
-    One type of `rope_parameters` is not Hugging Face's: "factors", with a divisor for each frequency in `factors`.
+    Hugging Face lacks one type of `rope_parameters`: "factors", with a divisor for each frequency in `factors`.
 
     Raises:
         UnsupportedModel: another architecture; a key that is missing, not known, or has a value that is not supported.
-        InvalidWeights: a tensor that says something of the model is missing or misshapen.
+        InvalidWeights: a tensor with facts of the config is missing or misshapen.
     """
     kind = file.metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
@@ -83,8 +84,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [ours.name],
         "model_type": ours.model_type,
-        "dtype": _dtype(file, ours),
-        **ours.activation,
+        "dtype": _dtype(file, ours.name),
     }
     unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
@@ -132,7 +132,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _layer_types(keys: Keys, layers: int) -> dict[str, list[str]]:
-    """Which layers have a window, as a file says it: of each layer, or that every n-th has none."""
+    """The kinds of layers; a file says of each layer whether it has a window, or that every n-th has none."""
     if WINDOWS not in keys:
         return {}
     if keys.is_list(WINDOWS):
@@ -140,16 +140,16 @@ def _layer_types(keys: Keys, layers: int) -> dict[str, list[str]]:
     else:
         period = keys.number(WINDOWS)
         slides = [(i + 1) % (period or layers + 1) for i in range(layers)]
-    return {"layer_types": ["sliding_attention" if own else "full_attention" for own in slides]}
+    return {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
 
 
-def _dtype(file: GGUFFile, architecture: Architecture) -> str:
-    """What most numbers are, and bfloat16 if they are quantized (it holds more than the formats do), or float16 overflows."""
+def _dtype(file: GGUFFile, architecture: str) -> str:
+    """The dtype of most numbers; bfloat16 if they are quantized (its range is that of the formats), or without float16."""
     counts: Counter[str] = Counter()
     for record in file.tensors.values():
         counts[record.type] += math.prod(record.shape)
     most = max(counts, key=counts.__getitem__, default="BF16")
-    halves = "float16" if architecture.fits_float16 else "bfloat16"
+    halves = "bfloat16" if architecture in WITHOUT_FLOAT16 else "float16"
     return {"F32": "float32", "F16": halves}.get(most, "bfloat16")
 
 
@@ -168,7 +168,7 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
 
 
 def _complete_granite(keys: Keys, config: dict[str, Any]) -> None:
-    """What llama.cpp and Hugging Face differ about, if it is left out."""
+    """Add the fields whose defaults differ between llama.cpp and Hugging Face."""
     if (name := config["architectures"][0]) not in HYBRIDS:
         if not keys.flag("rope.scaling.finetuned", default=True):
             raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
@@ -188,15 +188,13 @@ def _check_experts(file: GGUFFile, experts: int) -> None:
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, int]:
-    tokens = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
-    for name, token in tokens.items():
-        if token is not None and type(token) is not int:
-            raise UnsupportedModel(f"{file.path} has tokenizer.ggml.{name} {shown(token)}; it must be a token's number")
+    names = "bos_token_id", "eos_token_id"
+    tokens = {name: get(file.metadata, f"tokenizer.ggml.{name}", int, None) for name in names}
     return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _from_tensors(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    """What only the list of tensors tells."""
+    """The fields that follow from the list of tensors."""
     if EMBEDDING not in file.tensors:
         raise InvalidWeights(f"{file.path} has no {EMBEDDING}: it is no complete model")
     first = [name for name in file.tensors if name.startswith("blk.0.")]

@@ -47,7 +47,7 @@ class Mxfp4Folder:
 
     def __init__(self, folder: Path):
         self._folder = SafetensorsFolder(folder)
-        self.place = self._folder.place
+        self.location = self._folder.location
 
     def headers(self) -> Iterator[TensorHeader]:
         """The headers; the dtype of MXFP4 is BF16, which represents all its numbers.
@@ -91,10 +91,10 @@ class Mxfp4Folder:
             name = header.name.removesuffix(BLOCKS) + SCALES
             scales = named.get(name)
             if scales is None:
-                raise InvalidWeights(f"{name} is missing in {self.place}, beside {header.name}")
+                raise InvalidWeights(f"{name} is missing in {self.location}, beside {header.name}")
             for part, shape in ((header, [*scales.shape, BLOCK_BYTES]), (scales, header.shape[:-1])):
                 if part.dtype != "U8" or list(part.shape) != list(shape) or len(scales.shape) != 3:
-                    stated = f"{part.name} in {self.place} is {part.dtype} {part.shape}"
+                    stated = f"{part.name} in {self.location} is {part.dtype} {part.shape}"
                     raise InvalidWeights(
                         f"{stated}: blocks must be U8 [experts, outputs, groups, 16], scales without the 16"
                     )

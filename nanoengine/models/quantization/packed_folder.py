@@ -67,7 +67,7 @@ class PackedFolder(SafetensorsFolder):
             for entry in self._entries():
                 if isinstance(entry, Layer):
                     early = {name: read(entry.headers[name]) for name in entry.layout.early & entry.headers.keys()}
-                    entry.layout.check(f"{entry.prefix} in {self.place}", entry.shape, early)
+                    entry.layout.check(f"{entry.prefix} in {self.location}", entry.shape, early)
                     headers = entry.headers.values()
                     stored = sum(map(_stored_bytes, headers)) if entry.layout.stays_packed else None
                     shape = list(entry.shape)
@@ -97,7 +97,7 @@ class PackedFolder(SafetensorsFolder):
         if left_out:
             logger.warning(
                 "%s: %d scales of a KV cache are left out: K/V is stored in the dtype of the model",
-                self.place,
+                self.location,
                 left_out,
             )
 
@@ -120,7 +120,7 @@ class PackedFolder(SafetensorsFolder):
         try:
             return layer.layout.read(parts, dtype)
         except InvalidWeights as error:
-            raise InvalidWeights(f"{layer.prefix} in {self.place}: {error}") from error
+            raise InvalidWeights(f"{layer.prefix} in {self.location}: {error}") from error
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128(f"{self._scheme} {super().fingerprint()}".encode()).hexdigest()
@@ -140,7 +140,7 @@ class PackedFolder(SafetensorsFolder):
                 others.append(header)
             elif suffix in layers[prefix]:
                 files = f"{layers[prefix][suffix].file} and {header.file}"
-                raise InvalidWeights(f"{self.place} has {header.name} twice, in {files}")
+                raise InvalidWeights(f"{self.location} has {header.name} twice, in {files}")
             else:
                 layers[prefix][suffix] = header
         for prefix, parts in layers.items():
@@ -160,7 +160,7 @@ class PackedFolder(SafetensorsFolder):
         layers.sort(key=lambda layer: -len(layer.headers))  # a layout with zero points has precedence
         if len(layers) > 1 and len(layers[0].headers) == len(layers[1].headers):
             why = "shapes and dtypes of its tensors do not determine its group of modules"
-            raise InvalidWeights(f"{prefix} in {self.place} may be any of several config_groups: {why}")
+            raise InvalidWeights(f"{prefix} in {self.location} may be any of several config_groups: {why}")
         return layers[0]
 
     def _layer_in(self, layout: Layout, prefix: str, tensors: dict[str, TensorHeader]) -> Layer:
@@ -168,23 +168,23 @@ class PackedFolder(SafetensorsFolder):
         body, group = tensors[layout.body], layout.scheme.group
         if len(body.shape) != 2:
             raise InvalidWeights(
-                f"{body.name} in {self.place} is {body.dtype} {body.shape}: it must have two dimensions"
+                f"{body.name} in {self.location} is {body.dtype} {body.shape}: it must have two dimensions"
             )
         shape = layout.shape(body.shape)
         if group is not None and shape[1] % group:
             why = f"they must be whole groups of {group}, the group_size of the quantization_config"
-            raise InvalidWeights(f"{prefix} in {self.place} has {shape[1]} inputs: {why}")
+            raise InvalidWeights(f"{prefix} in {self.location} has {shape[1]} inputs: {why}")
         headers = {}
         for suffix, part in layout.parts(*shape).items():
             header = tensors.get(suffix)
             if header is None:
                 if part.needed:
-                    raise InvalidWeights(f"{prefix}.{suffix} is missing in {self.place}, beside {body.name}")
+                    raise InvalidWeights(f"{prefix}.{suffix} is missing in {self.location}, beside {body.name}")
                 continue
             if tuple(header.shape) not in part.allowed.get(header.dtype, ()):
                 allowed = " or ".join(f"{dtype} {list(s)}" for dtype, shapes in part.allowed.items() for s in shapes)
                 why = f"beside {body.name} {body.shape}, and by the quantization_config, it must be {allowed}"
-                raise InvalidWeights(f"{header.name} in {self.place} is {header.dtype} {header.shape}: {why}")
+                raise InvalidWeights(f"{header.name} in {self.location} is {header.dtype} {header.shape}: {why}")
             headers[suffix] = header
         return Layer(prefix, layout, shape, headers, body.file)
 

@@ -176,7 +176,7 @@ class TransformersModel(Implementation):
 
     def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:
         replaced = self.probe.replacements
-        with named(InvalidWeights, f"transformers cannot load {weights.checkpoint.place}"):
+        with named(InvalidWeights, f"transformers cannot load {weights.checkpoint.location}"):
             model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
             numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
             mixtures = f", {len(replaced.experts)} mixtures of experts" if replaced.experts else ""

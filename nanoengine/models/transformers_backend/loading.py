@@ -74,7 +74,7 @@ def load(
     for wrong, keys in (("lack", report["missing_keys"]), ("have other sizes in", report["mismatched_keys"])):
         if keys:
             raise InvalidWeights(
-                f"the weights in {checkpoint.place} {wrong} {len(keys)} tensors of {kind.__name__}: {sorted(keys)[:5]}"
+                f"the weights in {checkpoint.location} {wrong} {len(keys)} tensors of {kind.__name__}: {sorted(keys)[:5]}"
             )
     for group in groups:
         group.finish()

@@ -49,7 +49,7 @@ class ModelCard:
         """The card of a loaded model; no weights are read."""
         from nanoengine.core.weights import weight_files  # it takes torch, which cards of files do without
 
-        path, writes = Path(models.checkpoint.place), not getattr(models.checkpoint, "is_headless", False)
+        path, writes = Path(models.checkpoint.location), not getattr(models.checkpoint, "is_headless", False)
         files = weight_files(path) if path.is_dir() else gguf_parts(path)
         level = models.quantization and models.quantization.upper()
         return cls.of_files(path, files, models.model_config, models.metadata, models.num_parameters, level, writes)

@@ -26,14 +26,6 @@ from tests.features.speculation.toys import Drafted
 ROOM = {"num_blocks": 4_000, "max_model_len": 520, "max_num_seqs": 64, "max_num_batched_tokens": 64}
 """Blocks and rows for all: time alone is short."""
 
-HEAVY = {
-    "one long prompt": [(500, 2, 1)],
-    "many prompts": [(45, 2, 1)] * 20,
-    "many rows": [(8, 40, 40)],
-    "prompts and rows": [(100, 30, 10), (400, 2, 1)],
-}
-"""What others ask for: tokens of a prompt, new ones, completions."""
-
 
 def time_alone(length: int, max_tokens: int, n: int, **options: Any) -> float:
     recorder = Recorder()
@@ -41,32 +33,6 @@ def time_alone(length: int, max_tokens: int, n: int, **options: Any) -> float:
     submit(engine, length, "alone", max_tokens, n=n)
     run(engine, [])
     return recorder.now
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("heavy", HEAVY)
-@pytest.mark.parametrize("others", [1, 3])
-def test_a_light_client_takes_at_most_its_share_of_the_time(depth: int, heavy: str, others: int) -> None:
-    """One chat after the other: each takes as many times as long as alone as there are clients, and the steps that were in
-    flight when it came; and the others have the rest."""
-    recorder = Recorder()
-    engine, _ = shared_engine(**ROOM, policy="mixed", depth=depth, parts=[recorder])
-    alone = time_alone(12, 10, 1, policy="mixed", depth=depth)
-    for number in range(others):
-        for length, max_tokens, n in HEAVY[heavy]:
-            submit(engine, length + number, f"heavy {number}", max_tokens, n=n)
-    for _ in range(5):
-        engine.step()
-    for _ in range(4):
-        start, before = recorder.now, recorder.longest
-        chat = submit(engine, 12, "light", 10)
-        while not chat.finished:
-            engine.step()
-            check(engine.scheduler)
-        num_clients = others + 1
-        assert recorder.now - start <= num_clients * alone + depth * before
-        engine.step()
-    run(engine, [])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -99,18 +99,3 @@ def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(
     run(engine, [third := engine.make_request(prompt, params)])
     assert third.output().num_cached_tokens == shorter
     assert third.sequences[0].token_ids == first.sequences[0].token_ids
-
-
-@pytest.mark.parametrize("size", [4, 8, 16])
-def test_behind_a_whole_number_of_chunks_nothing_of_them_is_needed(size: int) -> None:
-    """The next token begins a chunk: the blocks of all layers that see everything are enough."""
-    layouts = [KVGroup(own, [0], chunked=True).layout(64) for own in (None, size)]
-    blocks = BlockManager(100, 4, layouts)
-    engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
-    prompt, params = list(range(17)), CoreSamplingParams(max_tokens=4, seed=1, ignore_eos=True)
-    run(engine, [first := engine.make_request(prompt, params)])
-    for hash, _ in first.sequences[0].block_hashes[:4]:
-        blocks._unpublish(blocks.index[1][hash])
-    run(engine, [second := engine.make_request(prompt, params)])
-    assert second.output().num_cached_tokens == 16
-    assert second.sequences[0].token_ids == first.sequences[0].token_ids

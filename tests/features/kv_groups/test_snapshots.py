@@ -101,23 +101,3 @@ def test_completions_of_one_prompt_share_its_state() -> None:
     assert snapshots.num_restored == 4
     assert isinstance(engine.executor, RememberingModel)
     assert engine.executor.num_computed < 21 + 4 * 1 + 5 * 3
-
-
-def test_without_room_for_snapshots_nothing_is_found() -> None:
-    engine, snapshots = make_hybrid(num_snapshots=0)
-    for _ in range(2):
-        request = engine.make_request(list(range(21)), CoreSamplingParams(max_tokens=3))
-        run(engine, [request])
-        assert request.output().num_cached_tokens == 0
-    assert snapshots.num_stored == snapshots.num_restored == 0
-
-
-def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:
-    """A token whose K/V are no numbers: neither its blocks nor its states are found again."""
-    model = RememberingModel(4, broken=[(13, 13)])
-    engine, snapshots = make_hybrid(model=model)
-    request = engine.make_request(list(range(21)), CoreSamplingParams(max_tokens=3))
-    run(engine, [request])
-    assert request.output().outputs[0].finish_reason == "error"
-    assert not snapshots.index
-    check_slots(snapshots)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native.support import unsupported_reason
 from tests.features.kv_groups.states import saying, snapshots_of
 from tests.features.speculation.scripted import Scripted
@@ -50,9 +49,3 @@ def test_snapshots_take_no_more_than_their_memory(tmp_path: Path) -> None:
     for memory, count in ((10 * size, 10), (10 * size - 1, 9), (2**30, 100)):  # no more than blocks
         with engine(folder, snapshot_memory=memory) as llm:
             assert snapshots_of(llm).num_slots == count
-
-
-def test_options_have_bounds(tmp_path: Path) -> None:
-    folder = family_checkpoint(tmp_path, "LFM2")
-    with pytest.raises(InvalidConfig, match="snapshot_memory"):
-        engine(folder, snapshot_memory=-1)

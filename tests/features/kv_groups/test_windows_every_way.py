@@ -9,13 +9,12 @@ import pytest
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import BlockDemand, KVGroup
 from tests.core.lives import check_lives
-from tests.core.toys import ToyModel, make_engine, run
+from tests.core.toys import ToyModel, make_engine
 from tests.features.speculation.toys import Drafted
 
 MAX_LEN = 60
@@ -98,14 +97,3 @@ def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled
     plug = Windowed((WINDOWS + CHUNKS).index(windows), windows)
     check_lives(plug, 40)
     assert None in windows or not plug.seen["common"]
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5, 9])
-def test_who_runs_alone_is_never_preempted_however_many_steps_are_in_flight(depth: int) -> None:
-    """With the smallest pool: a block is given back only when the step that filled it has been committed."""
-    way = {"depth": depth, "enable_prefix_caching": False, "max_num_batched_tokens": 1}
-    engine, _ = windowed_engine((5, 9), num_spare=0, failing=[], **way)
-    request = engine.make_request([1, 2, 3], CoreSamplingParams(max_tokens=MAX_LEN - 3, ignore_eos=True))
-    run(engine, [request])
-    assert len(request.sequences[0].token_ids) == MAX_LEN
-    assert engine.scheduler.num_preemptions == 0

@@ -17,7 +17,7 @@ from nanoengine.features.kv_offload.messages import FileOutcome, Location, Offlo
 from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.kv_offload.options import KVOffloadOptions
 from tests.core.toys import make_engine, run
-from tests.features.kv_offload.toys import SIZE, Files, HybridToy, OffloadToy, check_offload, offload_engine
+from tests.features.kv_offload.toys import Files, HybridToy, OffloadToy, check_offload, offload_engine
 
 FILED = [9, 1, 4, 8, 2] * 5
 """A prompt whose blocks are in files."""
@@ -67,34 +67,6 @@ def let_files_come(model: OffloadToy) -> None:
 # ---- swapping
 
 
-@pytest.mark.parametrize("num_slots", [0, 100])
-def test_the_blocks_of_a_preempted_sequence_come_back_from_host_memory(num_slots: int) -> None:
-    model = OffloadToy(Files(), random.Random(0))
-    engine, offload = offload_engine(model, num_blocks=16, num_slots=num_slots, policy="mixed")
-    prompts = [[number] * 12 for number in range(4)]
-    requests = [engine.make_request(prompt, params(30, 3)) for prompt in prompts]
-    finish(engine, offload, *requests)
-    assert [request.sequences[0].output_token_ids for request in requests] == [right(own, 30, 3) for own in prompts]
-    assert engine.scheduler.num_preemptions > 0
-    assert (offload.stats.num_loaded_blocks > 0) == (num_slots > 0)
-    if num_slots:
-        assert model.num_computed < 4 * 42 + engine.scheduler.num_preemptions * SIZE + 20, "hardly anything twice"
-
-
-def test_a_copy_of_a_step_that_failed_is_dropped() -> None:
-    model = OffloadToy(Files(), random.Random(0))
-    engine, offload = offload_engine(model, num_blocks=8, num_slots=20)
-    finish(engine, offload, engine.make_request([1] * 20, params(1)))
-    assert not offload.host.entries
-    model.failing = {model.num_launched + 1}
-    finish(engine, offload, failed := engine.make_request([2] * 20, params(1)))
-    assert str(failed.error) == "injected"
-    assert offload.stats.num_saved_blocks > 0
-    assert not offload.host.entries
-    finish(engine, offload, again := engine.make_request([1] * 20, params(1)))
-    assert again.sequences[0].output_token_ids == right([1] * 20, 1)
-
-
 def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
     model = OffloadToy(Files(), random.Random(0))
     engine, offload = offload_engine(model, num_blocks=8, max_staged=40)
@@ -105,21 +77,6 @@ def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
     finish(engine, offload, engine.make_request([1] * 20, params(1)))
     engine.close()
     assert {f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes} <= set(model.files)
-
-
-def test_what_host_memory_pushes_out_goes_to_files() -> None:
-    model = OffloadToy(Files(), random.Random(0))
-    model.is_quick = True
-    engine, offload = offload_engine(model, num_blocks=8, num_slots=2, max_staged=40)
-    requests = [engine.make_request([number] * 20, params(1)) for number in range(4)]
-    for request in requests:
-        finish(engine, offload, request)
-    assert offload.stats.num_saved_blocks > 2, "slots were used again"
-    assert offload.disk is not None
-    in_memory = {hash for _, hash in (*offload.in_pool, *offload.host.entries)}
-    for request in requests:
-        for hash, _ in request.sequences[0].block_hashes:
-            assert hash in in_memory or f"{hash.hex()}-0" in offload.disk.files | offload.disk.writing
 
 
 @pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])

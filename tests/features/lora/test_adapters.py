@@ -84,19 +84,6 @@ def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRAReque
     return request
 
 
-def test_requests_beside_others_say_what_they_say_alone(llm: LLM, adapters: list[LoRARequest]) -> None:
-    """Rows go from one adapter to another, and to none. In all ways of running: tests/e2e/one_number.py."""
-    each = [None, *adapters, adapters[0], None]
-    prompts = [SHARED[: 10 + i] for i in range(len(each))]
-    alone = []
-    for prompt, wanted in zip(prompts, each, strict=True):
-        alone += tokens(llm.generate([prompt], GREEDY, lora_request=[wanted], use_tqdm=False))
-    assert len(set(map(tuple, alone))) > 3
-    for order in (range(6), range(5, -1, -1)):
-        found = llm.generate([prompts[i] for i in order], GREEDY, lora_request=[each[i] for i in order], use_tqdm=False)
-        assert tokens(found) == [alone[i] for i in order]
-
-
 def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapters: list[LoRARequest]) -> None:
     recorder = model_runner(llm).recorder
     if recorder is None:

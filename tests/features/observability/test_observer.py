@@ -156,17 +156,6 @@ def test_a_preemption_prolongs_a_phase_and_is_no_second_wait_in_the_queue() -> N
     assert cache.num_resumed_queried_tokens > 6
 
 
-def test_completions_count_each_and_their_request_once() -> None:
-    observed = Observed()
-    request = observed.add([1, 2, 3], 3, n=2)
-    run(observed.engine, [])
-    observed.check(
-        latency=(2, 1.5), generated_length=(2, 6), num_completions=(1, 2), longest_generated=(1, 3), max_tokens=(2, 6)
-    )
-    assert observed.snapshot().finished == {"length": 2}
-    assert request.metrics == RequestMetrics(ttft=0.25, tpot=0.25, latency=0.75)
-
-
 def drafted(tokens: list[int], stop: str = "") -> tuple[Observed, Any]:
     """A request whose drafts are right: they come several at a time."""
     drafter = ToyDrafter({0: tokens}, random.Random(0))
@@ -193,23 +182,6 @@ def test_tokens_that_come_at_once_come_as_one_and_those_behind_a_stop_string_nev
 
 
 # ---- ends that nobody wished for
-
-
-def test_aborted_requests_are_in_no_histogram_of_the_ended() -> None:
-    observed = Observed()
-    waiting, running = (observed.add([token], n=2) for token in (1, 2))
-    observed.engine.abort(waiting.request_id)
-    observed.engine.step()
-    observed.engine.step()
-    observed.engine.abort(running.request_id)
-    metrics = observed.snapshot()
-    assert metrics.finished == {"abort": 4}
-    assert {name: getattr(metrics.times, name).count for name in OF_THE_ENDED} == dict.fromkeys(OF_THE_ENDED, 0)
-    assert metrics.times.num_completions.count == 0
-    assert metrics.times.time_to_first_token.count == 2
-    assert metrics.times.num_generated_tokens == 4
-    assert running.metrics.latency == 0.5
-    assert waiting.metrics == RequestMetrics()
 
 
 def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> None:

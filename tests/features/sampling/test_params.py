@@ -39,28 +39,12 @@ INTEGERS = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
-BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate")
 
 
 def refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidSamplingParams, match=f"^{field}") as caught:
         SamplingParams(**{"max_tokens": None, field: value})
     assert re.search(message, str(caught.value))
-
-
-def test_defaults_sample_from_the_whole_distribution() -> None:
-    params = SamplingParams()
-    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 0, 1.0, 0.0)
-    assert (params.seed, params.max_tokens, params.min_tokens, params.n) == (None, 64, 0, 1)
-    assert (params.stop, params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), (), False, None)
-    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
-    assert (params.logit_bias, params.allowed_token_ids) == ((), None)
-    assert (params.prompt_logprobs, params.include_stop_str_in_output, params.skip_special_tokens) == (
-        None,
-        False,
-        True,
-    )
-    assert params.speculate is True
 
 
 def test_a_top_p_of_zero_is_greedy() -> None:
@@ -98,14 +82,6 @@ def test_an_integer_is_within_its_limits(field: str) -> None:
         refused(field, None, f"{field} is None: it must be an integer")
     else:
         assert getattr(SamplingParams(**{field: None}), field) is None
-
-
-@pytest.mark.parametrize("field", BOOLS)
-def test_some_values_are_true_or_false(field: str) -> None:
-    for value in (True, False):
-        assert getattr(SamplingParams(**{field: value}), field) is value
-    for value in ("no", 1, None):
-        refused(field, value, f"{field} is {value!r}: it must be True or False")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         kernels.linear(random(rows, 1024, dtype=torch.bfloat16), weight, None)
     kernels.embed(torch.arange(64), weight)
     if isinstance(source, GGMLBlocks):
-        size = int(BLOCKS[source.type].weight_bits / 8 * source.shape.numel())
+        size = int(BLOCKS[source.format].weight_bits / 8 * source.shape.numel())
         assert size <= 1.8 * source.data.nbytes
     else:
         assert isinstance(source, Grouped)

@@ -75,14 +75,6 @@ def test_of_equal_tokens_the_lower_ids_are_kept() -> None:
     assert len(found) == pytest.approx(VOCAB / 4, abs=2)
 
 
-def test_a_row_keeps_the_same_whatever_its_neighbours_ask_for() -> None:
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
-    rows = [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.99999}, {"min_p": 0.5}, {}]
-    values, token_ids = keep(logits[[0, 1, 2, 0]], *rows)
-    for i, alone in enumerate(rows):
-        assert token_ids[i][values[i].isfinite()].tolist() == kept(logits[i % 3], **alone)
-
-
 @pytest.mark.parametrize("vocab_size", [5, VOCAB])
 def test_logits_that_are_kept_are_not_changed_nor_are_those_that_are_given(vocab_size: int) -> None:
     logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(5)) * 4

@@ -148,7 +148,7 @@ def test_what_is_not_computed_is_refused_by_name(
 def test_a_tensor_that_no_layer_has_is_unexpected(tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "folder", "LFM2")
     file = write_hybrid(folder, tmp_path / "model.gguf", more_tensors={"blk.0.shortconv.conv.bias": torch.ones(48)})
-    with pytest.raises(InvalidWeights, match=r"unexpected \(1\): blk\.0\.shortconv\.conv\.bias"):
+    with pytest.raises(InvalidWeights, match=r"unexpected \(1\): model\.layers\.0\.conv\.conv\.bias"):
         engine(file, tokenizer=str(folder))
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.architectures.checkpoints import make
 from nanoengine import LLM, SamplingParams
-from nanoengine.errors import NanoEngineError
 from tests.models.quantization.packed_models import FORMS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3)
@@ -72,11 +71,3 @@ def test_dequantized_weights_are_loaded(tmp_path: Path, name: str, form: str) ->
             assert (
                 max(abs(first[token].logprob - second[token].logprob) for token in first.keys() & second.keys()) < 1e-4
             )
-
-
-def test_a_method_that_is_not_read_is_refused(tmp_path: Path) -> None:
-    make("DeepseekV3ForCausalLM", tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "quip"}}))
-    with pytest.raises(NanoEngineError, match="quant_method is 'quip'"):
-        LLM(str(path.parent), use_tqdm=False, device="cpu")

@@ -99,9 +99,9 @@ def check(folder: Path, size: int, **options: Any) -> None:
         seen: list[set[int]] = [set() for _ in ranks]
         for rank, llm in enumerate(ranks):
             group = llm.built.capabilities["parallel"].group
-            heads = group.shares.kv_heads[rank]
+            heads = group.partition.kv_heads[rank]
             seen[rank] = set(heads)
-            mixers = {mixer.place: mixer for mixer in model_runner(llm).model.mixers.values()}
+            mixers = {mixer.state_index: mixer for mixer in model_runner(llm).model.mixers.values()}
             attending = alone.built.models.model_config.attention_layers
             layers = zip(model_runner(llm).kv_cache.layers, model_runner(alone).kv_cache.layers, strict=True)
             for place, (own, whole) in enumerate(layers):

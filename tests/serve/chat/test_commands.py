@@ -98,13 +98,6 @@ def test_a_conversation_is_forgotten(session: Session, line: str) -> None:
     assert session.messages == []
 
 
-def test_retry(session: Session) -> None:
-    said = answer(session.ask("one"))
-    again = reply(session, "/retry").answer
-    assert again is not None
-    assert answer(again) == said
-
-
 @pytest.mark.parametrize("line", ["/bye", "/quit", "/exit"])
 def test_bye_ends_the_chat(session: Session, line: str) -> None:
     assert reply(session, line).is_over

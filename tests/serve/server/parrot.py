@@ -129,7 +129,7 @@ def build(
         "observability": SimpleNamespace(metrics=observer),
         "models": SimpleNamespace(
             default_sampling={},
-            checkpoint=SimpleNamespace(place=str(folder / "tokenizer.json")),
+            checkpoint=SimpleNamespace(location=str(folder / "tokenizer.json")),
             model_config=SimpleNamespace(
                 architecture="ParrotForCausalLM", dtype="float32", num_layers=0, hidden_size=0
             ),

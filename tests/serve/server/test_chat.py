@@ -15,7 +15,6 @@ from tests.serve.server.parrot import save_tokenizer
 from tests.serve.server.running import Server, in_thread
 
 USER = {"role": "user", "content": "Write a function."}
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
 GREEDY = "{% if 'x' in messages[0].content %}{{ 'a' * 10 ** 10 }}{% endif %}{{ messages[0].content }}"
@@ -89,12 +88,6 @@ def test_messages_that_are_none_are_refused(parrot: Server, messages: Any, named
     assert named in answer.error["message"]
 
 
-def test_the_template_is_told_of_tools(parrot: Server) -> None:
-    assert prompt_of(parrot, "x", tools=[TOOL]).startswith('[{"type": "function", "function": {"name": "weather"')
-    assert prompt_of(parrot, "x", tools=[TOOL], tool_choice="none").startswith("[")
-    assert prompt_of(parrot, "x", tools=None).startswith("<|im_start|>")
-
-
 def test_a_message_may_be_gone_on_with_and_echoed(parrot: Server) -> None:
     going_on = {"add_generation_prompt": False, "continue_final_message": True}
     prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nWell, "
@@ -121,11 +114,3 @@ def test_the_prompt_may_be_told(parrot: Server) -> None:
 
 
 # ---- log probabilities
-
-
-def test_likeliest_tokens_need_log_probabilities(demo: Server) -> None:
-    answer = demo.chat(USER, top_logprobs=2)
-    assert (answer.status, answer.error["param"]) == (400, "top_logprobs")
-    assert demo.chat(USER, logprobs=True, top_logprobs=21).status == 400
-    assert demo.chat(USER, logprobs=True, top_logprobs=-1).status == 400
-    assert demo.chat(USER, max_tokens=1, logprobs=False, top_logprobs=0).json["choices"][0]["logprobs"] is None

@@ -74,11 +74,6 @@ def test_several_prompts_in_any_form_have_choices_in_order(parrot: Server) -> No
         assert (choice["text"], choice["prompt_token_ids"]) == ("ids", ids)
 
 
-def test_max_tokens_is_16_unless_it_is_said(parrot: Server) -> None:
-    for fields in ({}, {"max_tokens": None}):
-        assert parrot.complete("a" * 40, **fields).json["usage"]["completion_tokens"] == 16
-
-
 def test_a_completion_ends_where_the_longest_sequence_does(parrot: Server) -> None:
     whole = parrot.complete("a" * 1000, max_tokens=900, ignore_eos=True).json
     assert whole["usage"]["completion_tokens"] == 24
@@ -149,13 +144,6 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
     choices = demo.complete([PROMPT, "class A"], n=2, echo=True, max_tokens=1).json["choices"]
     for choice, prompt in zip(choices, [PROMPT, PROMPT, "class A", "class A"], strict=True):
         assert choice["text"].startswith(prompt)
-
-
-@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stream": True}], ids=str)
-def test_fewer_than_no_log_probabilities_are_refused(demo: Server, fields: dict[str, Any]) -> None:
-    """-1 is none, as for OpenAI and vLLM."""
-    refused = demo.complete(PROMPT, logprobs=-1, **fields)
-    assert (refused.status, refused.error["param"]) == (400, "logprobs")
 
 
 # ---- several completions

@@ -139,27 +139,33 @@ def test_ollamas_clients_get_the_same_numbers(demo: Server, llm: LLM) -> None:
     assert demo.post("/api/embed", {"model": "other", "input": "a"}).status == 404
 
 
-def test_ollama_cuts_what_is_too_long_at_its_end(demo: Server, llm: LLM) -> None:
-    limit = demo.serving.max_model_len
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    options = {
+        "dtype": "float32",
+        "device": "cpu",
+        "num_kv_blocks": 100,
+        "max_model_len": 300,
+        "max_num_batched_tokens": 16,
+    }
+    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo")
+    yield server
+    server.close()
+
+
+def test_ollama_cuts_what_is_too_long_at_its_end(own_server: Server, llm: LLM) -> None:
+    limit = own_server.serving.max_model_len
     text = "a b c d " * limit
     ids = llm.engine.encode(text)
     assert len(ids) > limit
-    cut = demo.post("/api/embed", {"model": "demo", "input": text}).json
+    cut = own_server.post("/api/embed", {"model": "demo", "input": text}).json
     assert same([np.array(own, np.float32) for own in cut["embeddings"]], offline(llm, [ids[: limit - 1]]))
-    refused = demo.post("/api/embed", {"model": "demo", "input": text, "truncate": False})
+    refused = own_server.post("/api/embed", {"model": "demo", "input": text, "truncate": False})
     assert refused.status == 400
     assert "max_model_len" in refused.json["error"]
 
 
 # ---- whoever leaves, or is sent away
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 100, "max_num_batched_tokens": 16}
-    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo")
-    yield server
-    server.close()
 
 
 def test_the_inputs_of_a_client_that_is_gone_are_aborted(own_server: Server) -> None:

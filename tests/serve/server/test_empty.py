@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nanoengine.serve.server.bodies.fields import EMPTY_IS_A_VALUE
+from tests.serve.server.bodies import CALL, DOORS, FUNCTION
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
-from tests.serve.server.test_any_body import CALL, DOORS, FUNCTION
 
 ASKING = (
     "{{ tools is defined and tools is not none }}{{ tools is none or tools | length > 0 }}{{ documents is none }}"

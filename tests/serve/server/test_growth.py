@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -28,10 +27,11 @@ from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.http.app import make_app
 from nanoengine.serve.server.served_model import ServedModel
+from tests.outside import fields_in
+from tests.serve.server.bodies import CALL, DOORS, FUNCTION, USER
 from tests.serve.server.in_process import post
 from tests.serve.server.parrot import TEMPLATE, build, save_tokenizer
 from tests.serve.server.running import Server
-from tests.serve.server.test_any_body import CALL, DOORS, FUNCTION, USER
 
 NUM_DRAWN = int(os.environ.get("NANOENGINE_NUM_GROWN", "12"))
 """Ways to grow, of each path; a search takes more of them."""
@@ -143,28 +143,24 @@ GROWTHS: tuple[Grown, ...] = (
 )
 
 
-def grown(value: Any) -> Iterator[Grown]:
-    """The value with more in each of its places: what is there again and again, or something else."""
+def ways_to_grow(value: Any) -> Iterator[Grown]:
+    """More of a value: what is there again and again, or something else."""
     yield from GROWTHS
     if isinstance(value, str):
         yield lambda size: value * (size // max(1, len(value)))
     if isinstance(value, list):
-        yield from (partial(repeated, value, index) for index in range(len(value)))
+        for index, item in enumerate(value):
+            yield lambda size, index=index, item=item: [*value[:index], *copies(item, size), *value[index:]]
     if isinstance(value, dict):
         yield lambda size: {**value, **{f"{key}{i}": own for key, own in value.items() for i in range(size // 100)}}
-    for key, own in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        for inner in grown(own):
-            yield partial(replaced, value, key, inner)
 
 
-def repeated(value: list[Any], index: int, size: int) -> list[Any]:
-    return [*value[:index], *copies(value[index], size), *value[index:]]
-
-
-def replaced(value: Any, key: Any, inner: Grown, size: int) -> Any:
-    found = copy.copy(value)
-    found[key] = inner(size)
-    return found
+def grown(value: Any) -> Iterator[Grown]:
+    """The value with more in each of its fields."""
+    yield from ways_to_grow(value)
+    for _, inner, replaced in fields_in(value):
+        for grow in ways_to_grow(inner):
+            yield lambda size, replaced=replaced, grow=grow: replaced(grow(size))
 
 
 def check_growth(counted: Counted, path: str, body: Grown) -> str:

@@ -178,7 +178,7 @@ def test_what_a_gguf_file_is(tmp_path: Path) -> None:
     config = SimpleNamespace(num_layers=28, hidden_size=3584)
     metadata = {"general.architecture": "qwen2", "general.file_type": 15}
     own: Any = {"model_config": config, "num_parameters": 7_615_616_512, "metadata": metadata, "quantization": None}
-    models: Any = SimpleNamespace(checkpoint=SimpleNamespace(place=str(parts[0])), **own)
+    models: Any = SimpleNamespace(checkpoint=SimpleNamespace(location=str(parts[0])), **own)
     card = ModelCard.of(models)
     assert (card.size, card.details["format"], card.details["family"]) == (20, "gguf", "qwen2")
     assert (card.details["parameter_size"], card.details["quantization_level"]) == ("7.6B", "Q4_K_M")

@@ -143,7 +143,7 @@ NO_PROMPTS: list[Any] = [
     *([2**40], [[2**31]], [100000], [["a"]], [[[1]]], "x" * 1024, [1] * 1024, ["a"] * 9, [[1]] * 9),
 ]
 OF_ONE: dict[str, dict[str, list[Any]]] = {
-    "/v1/completions": {"prompt": NO_PROMPTS, "max_tokens": [1025], "best_of": [0, -1]},
+    "/v1/completions": {"prompt": NO_PROMPTS, "max_tokens": [1025], "best_of": [0, -1], "logprobs": [-1]},
     "/v1/chat/completions": {"tool_choice": ["required", "any", {"type": "function"}], "top_logprobs": [2]},
 }
 

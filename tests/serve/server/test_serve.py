@@ -34,19 +34,19 @@ SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
 
 
 class Process:
-    """A server that was started by its command: a new interpreter, or a fork of one that has imported torch.
+    """A server that was started by its command: a fork where Linux is, else a new interpreter.
 
     Args:
         before: what is done first in its interpreter, in Python.
     """
 
-    def __init__(self, *arguments: str, before: str = "pass", is_new: bool = False):
+    def __init__(self, *arguments: str, before: str = "pass"):
         program = f"import sys; {before}; from nanoengine.serve.cli import main; sys.exit(main(sys.argv[1:]))"
         command = ["-c", program, "serve", "demo", *SMALL, *arguments]
         said, log = os.pipe()
         self.log = os.fdopen(said)
         self.process: Any
-        if is_new or not IS_LINUX:
+        if not IS_LINUX:
             self.process = subprocess.Popen([sys.executable, *command], stderr=log, start_new_session=True)
         else:
             self.process = Forked(command, streams=(None, 1, log), own_session=True)
@@ -122,7 +122,7 @@ def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list
 
 def test_ctrl_c_with_no_time_to_end_aborts(processes: list[Process]) -> None:
     options = ("--port", "0", "--shutdown-timeout", "0", "--no-access-log")
-    processes.append(server := Process(*options, is_new=True))
+    processes.append(server := Process(*options))
     endless = server.stream(4000)
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     bodies: dict[str, dict[str, Any]] = {

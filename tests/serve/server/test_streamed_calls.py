@@ -16,7 +16,6 @@ from tests.serve.server.test_thinking import TALKS, USER, Serve, each_talk, says
 __all__ = ["serve"]  # a fixture
 
 ROME, OSLO = ({"city": 'Rome, "the eternal"\nIT'}, {"city": "Oslo"})
-NO_CALL = "I would write <tool_call> or <function=weather, say."
 
 
 def objects(*calls: Table, before: str = "", between: str = "", after: str = "") -> str:
@@ -78,18 +77,6 @@ def test_arguments_come_as_they_are_written(serve: Serve, talk: Interface, name:
         streamed = pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming))
         assert [(own, json.loads("".join(pieces))) for own, pieces in streamed] == [("weather", own) for own in calls]
         assert all(len(pieces) > 5 for _, pieces in streamed)
-
-
-@each_talk
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3-coder", "granite"])
-def test_what_is_no_call_is_never_told(serve: Serve, talk: Interface, name: str) -> None:
-    server, script = serve(name)
-    unknown = FORMATS[name].replace("weather", "whether")
-    for text in (NO_CALL, unknown, "<function=whether>", "```json\n[1]\n```"):
-        script.text = text
-        assert says(talk.said(server, asked(talk)), text), "and streamed it is the same"
-        if talk in TALKS[:3]:
-            assert pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming)) == []
 
 
 @pytest.mark.parametrize("talk", TALKS[:3], ids=lambda own: type(own).__name__)

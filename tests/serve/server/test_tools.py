@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from nanoengine.depth import MAX_DEPTH
 from tests.serve.server.interface import Thought
 from tests.serve.server.interfaces import CHAT
 from tests.serve.server.parrot import build, save_tokenizer
@@ -63,19 +62,6 @@ def test_log_probabilities_and_token_ids_come_with_every_chunk(hermes: Server) -
     assert sum("name" in call["function"] for own in choices for call in own["delta"].get("tool_calls", ())) == 1
 
 
-def test_history_is_as_clients_write_it(hermes: Server) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-    history = [
-        {"role": "developer", "content": "Be short."},
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "Sunny."}]},
-    ]
-    for tools in (TOOLS, None):
-        answer = hermes.chat(*history, tools=tools, return_prompt_text=True, max_tokens=1)
-        assert answer.json["prompt_text"].startswith("Be short.How is it in Rome?Sunny.")
-
-
 def test_openais_client_calls_and_answers(hermes: Server) -> None:
     """A call that the model writes, streamed to the client, made, and sent back as the client has it."""
     with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as client:
@@ -94,17 +80,6 @@ def test_openais_client_calls_and_answers(hermes: Server) -> None:
 
 
 # ---- what it must call
-
-
-def test_the_end_of_a_call_comes_in_a_chunk_of_its_own(client: openai.OpenAI) -> None:
-    """OpenAI's client tells of the end of a call if it has the call before the finish reason."""
-    fields: dict[str, Any] = {"model": "demo", "messages": [USER], "tools": TOOLS, "tool_choice": "required", "n": 2}
-    with client.chat.completions.stream(**fields, max_tokens=200, parallel_tool_calls=False, seed=5) as stream:
-        events = list(stream)
-    assert sum(event.type == "tool_calls.function.arguments.done" for event in events) == 2
-    choices = [choice for event in events if event.type == "chunk" for choice in event.chunk.choices]
-    ends = [choice for choice in choices if choice.finish_reason is not None]
-    assert [(own.finish_reason, own.delta.model_dump(exclude_none=True)) for own in ends] == [("tool_calls", {})] * 2
 
 
 def test_a_call_that_repeats_another_ends_a_forced_answer(hermes: Server) -> None:
@@ -130,21 +105,6 @@ def test_no_other_than_allowed_tools_are_called(client: openai.OpenAI, hermes: S
 
 
 # ---- what is refused
-
-
-def deep_tool(depth: int) -> str:
-    schema = '{"items":' * depth + "{}" + "}" * depth
-    return f'{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}'
-
-
-@pytest.mark.parametrize("choice", ["auto", "required", "none"])
-@pytest.mark.parametrize("depth", [MAX_DEPTH, 300, 100_000])
-def test_a_tool_that_is_too_deep_is_refused(demo: Server, depth: int, choice: str) -> None:
-    body = f'{{"messages":[{{"role":"user","content":"x"}}],"tool_choice":"{choice}","tools":[{deep_tool(depth)}]}}'
-    answer = demo.post("/v1/chat/completions", body.encode())
-    assert answer.status == 400
-    assert str(MAX_DEPTH) in answer.error["message"]
-    assert "tables and lists" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
