@@ -30,7 +30,7 @@ VAGUE = {
 }
 """They stand where a noun of the field could: result, match, slot, index, position, input, buffer, barrier, fused ..."""
 
-OF_OTHERS = {"ModuleNotFoundError", "FileNotFoundError", "PackageNotFoundError", "ModelNotFound", "in_place"}
+OF_OTHERS = {"ModuleNotFoundError", "FileNotFoundError", "PackageNotFoundError", "ModelNotFound", "in_place", "walk"}
 """Names of Python's and of users', and the field's own."""
 
 PAIRS = {

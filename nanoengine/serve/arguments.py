@@ -1,4 +1,4 @@
-"""Arguments of the command line: help without noise, and mistakes told in two lines, with what was perhaps meant."""
+"""Arguments of the command line: help without noise, and errors in two lines, with what was perhaps meant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a command, or of all. Names are whole: the beginning of one may be another option tomorrow."""
+    """The parser of a command, or of all. Names are whole: the beginning of one may be another option tomorrow."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, formatter_class=Help, **options)
@@ -81,5 +81,5 @@ def standard_input(may_be_empty: bool = False) -> str:
 
 
 def docstring(thing: Any) -> str:
-    """Of a class or a function."""
+    """The docstring of a class or a function."""
     return inspect.getdoc(thing) or ""

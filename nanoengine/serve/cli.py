@@ -89,12 +89,12 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _tell(message: str) -> None:
-    with suppress(OSError):  # nobody can be told
+    with suppress(OSError):  # there is no reader
         print(message, file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere; Python would try once more at its end."""
+    """Discard unwritten output; Python would try once more at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

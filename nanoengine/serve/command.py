@@ -34,13 +34,13 @@ CONFIG = "a TOML file of options, such as max-waiting = 64; the command line com
 VERBOSE = "show how the model was loaded: --log-level debug"
 
 MAX_CONFIG_BYTES = 32 << 10
-"""Of a file of options: tomllib takes the third power of the length of a key with many dots, here 4 s."""
+"""The largest file of options, in bytes: tomllib takes the third power of the length of a key with many dots, here 4 s."""
 
 TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
 
 SERVER_DEFAULTS = (
-    "A server has defaults of its own for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
+    "A server has other defaults for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
     "long_prefill_token_threshold half of that, and min_priority 0."
 )
 
@@ -53,7 +53,7 @@ def named_plugins(arguments: Sequence[str]) -> PluginOptions:
 
 
 def add_arguments(parser: argparse.ArgumentParser, plugins: PluginOptions | None = None) -> None:
-    """Give a parser the model and all options; those that are not given are left out of what it parses."""
+    """Give a parser the model and all options; those that are not set are left out of what it parses."""
     parser.argument_default = argparse.SUPPRESS
     parser.add_argument("model", nargs="*", help=MODEL)
     parser.add_argument("--config", metavar="FILE", action=ConfigFile, help=CONFIG)
@@ -67,14 +67,14 @@ def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     """The options of the engine and of the server; raises InvalidConfig."""
     texts = _values_of(ServerConfig, args)
     if "api_key" not in texts and (key := os.environ.get("NANOENGINE_API_KEY")) is not None:
-        if not (key := key.strip()):  # as of a secret that was not found: everybody would be served
+        if not (key := key.strip()):  # as of a secret that does not exist: everybody would be served
             raise InvalidConfig("NANOENGINE_API_KEY is empty: give it a key, or unset it to serve everybody")
         texts["api_key"] = (key,)
     return engine_values(args), ServerConfig(**texts)
 
 
 def _values_of(kind: type, args: argparse.Namespace) -> dict[str, Any]:
-    """Those fields of a class of options that a command line has."""
+    """The fields of a class of options that a command line has."""
     values = {field.name: value for field in fields(kind) if (value := getattr(args, field.name, None)) is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         MissingPackage: one that the server needs.
         InvalidConfig: an option cannot work.
-        SystemExit: an error was told as JSON.
+        SystemExit: an error was logged as JSON.
     """
     names, tables = getattr(args, "model", []), getattr(args, "models", {})
     several = _values_of(FrontConfig, args)

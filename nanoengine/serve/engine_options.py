@@ -66,7 +66,7 @@ def _add(group: Any, name: str, hint: Any, text: str, default: Any) -> None:
 
 
 def _help(kind: type) -> Mapping[str, str]:
-    """What the docstring of a class says of each field, under "Args:"."""
+    """The texts of the fields of a class, from "Args:" of its docstring."""
     arguments = docstring(kind).partition("Args:\n")[2].partition("\nRaises:")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text).strip() for name, text in entries}

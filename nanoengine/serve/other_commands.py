@@ -17,7 +17,7 @@ ADVICE = {
 
 
 def advice(arguments: Sequence[str]) -> str | None:
-    """What to type instead of a command line; None: it is none of Ollama's alone."""
+    """The command to type instead of a command line; None: it is none of Ollama's alone."""
     command, name = [*arguments, "", ""][:2]
     return _removal(name) if command == "rm" else ADVICE.get(command)
 

@@ -43,7 +43,7 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What the options of `generate` say the text must be."""
+    """The structured outputs that the options of `generate` ask for."""
     for name, field in (("json_schema", "json"), ("regex", "regex"), ("choice", "choice")):
         if (value := getattr(args, name, None)) is not None:
             return {field: _schema_text(value) if name == "json_schema" else value}

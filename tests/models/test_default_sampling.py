@@ -14,7 +14,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.models.default_sampling import SMALL_MODEL_DEFAULTS, default_sampling
-from nanoengine.serve.server.params import sampling_params
+from nanoengine.serve.server.bodies.params import sampling_params
 from tests.serve.server.test_params import request
 
 

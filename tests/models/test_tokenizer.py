@@ -24,7 +24,7 @@ from nanoengine.features.tool_calls.chats import Chats
 from nanoengine.models.capability import Models
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from nanoengine.serve.server.text import ChatEncoder
+from nanoengine.serve.server.bodies.chat_encoder import ChatEncoder
 from tests.models.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 

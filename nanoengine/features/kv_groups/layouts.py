@@ -80,7 +80,7 @@ class BlockDemand:
         groups: all groups of the pool.
         block_size: tokens of a block.
         most_new: most tokens of a sequence in one step.
-        depth: most steps in flight.
+        depth: most steps in flight, 1 or 2.
     """
 
     groups: Seq[KVGroup]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanoengine.scale.ray.cluster import package
 
 if TYPE_CHECKING:
-    from nanoengine.serve.server.serving import Serving
+    from nanoengine.serve.server.served_model import ServedModel
 
 SERVER_OPTIONS: Mapping[str, Any] = {"host": "0.0.0.0"}
 """Defaults of the server: requests come under any host name, since Serve's proxies listen and not this server."""
@@ -55,10 +55,10 @@ class RayIngress:
 
         config = ServerConfig(**server)
         show_log(config.log_level, config.log_format)
-        self.serving: Serving = open_serving(model, options, config)
+        self.serving: ServedModel = open_serving(model, options, config)
 
     def __serve_build_asgi_app__(self) -> Any:
-        from nanoengine.serve.server.app import make_app
+        from nanoengine.serve.server.http.app import make_app
 
         return make_app(self.serving)
 

@@ -1,1 +1,1 @@
-"""The engine in a thread of its own, for callers on event loops."""
+"""The engine in a separate thread, for callers on event loops."""

@@ -1,7 +1,7 @@
-"""AsyncLLMEngine: an engine whose steps run in a thread of its own, for many callers on event loops.
+"""AsyncLLMEngine: an engine whose steps run in a separate thread, for many callers on event loops.
 
-Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
-needs a lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
+Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: the engine needs no
+lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
 for all its requests, so that a loop is woken once a step, however many streams there are.
 """
 
@@ -40,15 +40,15 @@ MOST_MESSAGES = 32
 """Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
 
 DELIVERY_SECONDS = 2e-3
-"""How long the next step waits at most for the loop to hand out what the last one brought. Both at once take longer than one
-after the other: they disturb each other's cores, caches and interpreter lock."""
+"""The longest time that the next step waits for the loop to deliver the results of the last one. Both at once take longer than
+one after the other: they disturb each other's cores, caches and interpreter lock."""
 
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """The results of a step for one stream: the stream, its deltas, whether it is over, and its error."""
 
 
 class _Message(NamedTuple):
-    """A call for the thread, a call that refuses it if the thread has ended, and the client who asked."""
+    """A call for the thread, a call that refuses it if the thread has ended, and the client of the call."""
 
     do: Callable[[], object]
     refuse: Callable[[Exception], object] = lambda _: None
@@ -56,7 +56,7 @@ class _Message(NamedTuple):
 
 
 class AsyncLLMEngine:
-    """An engine that steps in its own thread while callers await their results.
+    """An engine that steps in a separate thread while callers await their results.
 
     Args:
         make: makes the engine; nobody else may use that. It is called in the thread that steps: torch keeps a team of threads for
@@ -76,7 +76,7 @@ class AsyncLLMEngine:
         self._lines: dict[str, deque[_Message]] = {}  # messages that wait for their turn, by client
         self._streams: dict[str, RequestStream] = {}  # of the requests that run, by request id
         self._num_sent = 0  # sequences that were put into the inbox, counted by the callers
-        self._num_received = 0  # sequences that were taken out of it, counted by the thread
+        self._num_received = 0  # sequences that were removed from it, counted by the thread
         self._step_began: float | None = None  # the time at which the running step began
         self._is_closing = False
         self.is_ending = False  # no more steps are made, and the engine is being closed, which may write files
@@ -267,7 +267,7 @@ class AsyncLLMEngine:
             message.do()
 
     def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
-        """Abort a request; with a stream its own, and no other of the same id."""
+        """Abort a request; with a stream, only the request of this stream, and no other of the same id."""
         running = self._streams.get(request_id)
         if running is None or (stream is not None and stream is not running):
             return
@@ -300,7 +300,7 @@ class AsyncLLMEngine:
             return None
         try:
             deltas = stream.collect()
-        except Exception as error:  # of its parameters' own functions: it ends this request alone
+        except Exception as error:  # raised by functions of its parameters: it ends this request alone
             del self._streams[request.request_id]
             self.engine.abort(request.request_id)
             return stream, [], True, error
@@ -333,7 +333,7 @@ class AsyncLLMEngine:
                     self._abort(request_id)
             finally:
                 self.engine.close()
-        except BaseException as error:  # it may be broken already; those who wait are told of its end all the same
+        except BaseException as error:  # it may be broken already; callers that wait get the error all the same
             logger.error("the engine could not be closed", exc_info=error)
             self.error = self.error or error
         self._is_over, self.is_ending = True, False

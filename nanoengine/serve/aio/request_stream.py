@@ -13,7 +13,7 @@ from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 
 MOST_UNREAD = 64
-"""The most lists of deltas that wait for a reader. Later results stay in the sequences until these are taken."""
+"""The most lists of deltas that wait for a reader. Later results stay in the sequences until these are read."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _DeltaCursor:
 class RequestStream:
     """The deltas of one request, as an asynchronous iterator of lists: each list has all deltas since the one before.
 
-    A slow reader loses nothing and holds nobody up: a few lists that were not taken yet wait here, and the next has the rest.
+    A slow reader loses nothing and delays nobody: a few lists that were not read yet wait here, and the next has the rest.
 
     Args:
         request: not submitted yet.

@@ -38,13 +38,13 @@ class Stats:
         return (self.num_tokens - 1) / (self.seconds - self.first)
 
     def __str__(self) -> str:
-        said = [] if self.rate is None else [f"{self.rate:.0f} tok/s"]
+        parts = [] if self.rate is None else [f"{self.rate:.0f} tok/s"]
         if self.first is not None:
-            said.append(f"{1000 * self.first:.0f} ms to the first token")
-        said.append(f"{self.num_cached} of {self.num_prompt} prompt tokens were cached")
+            parts.append(f"{1000 * self.first:.0f} ms to the first token")
+        parts.append(f"{self.num_cached} of {self.num_prompt} prompt tokens were cached")
         if self.reason == "length":
-            said.append("cut off: max_tokens, or the model's length, was reached")
-        return ", ".join(said)
+            parts.append("cut off: max_tokens, or the model's length, was reached")
+        return ", ".join(parts)
 
 
 class ChatAnswer:

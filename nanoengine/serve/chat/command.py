@@ -18,7 +18,7 @@ SMALL = "smollm2"
 
 
 def chat_model(name: str | None) -> str:
-    """The model of a chat: the given one, or the small one if it was fetched.
+    """The model of a chat: the named one, or the small one if it was fetched.
 
     Raises:
         ModelNotFound: it is not.
@@ -46,8 +46,8 @@ def run(model: str, options: Values, values: Values, system: str, prompt: str, a
     Args:
         model: its name.
         options: of the engine.
-        values: sampling parameters that were given. An answer may be as long as the model can, unless max_tokens is among them
-            or advised by the model's makers.
+        values: sampling parameters of the command line. An answer may be as long as the model can, unless max_tokens
+            is among them or advised by the model's makers.
         system: a system message, or nothing.
         prompt: a message that follows what is piped in, or nothing.
         adapter: a LoRARequest for all answers, or None.

@@ -47,7 +47,7 @@ def line_editor() -> PromptSession[str]:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Keys are kept for the next prompt and not shown meanwhile, a paste as one; Ctrl-C still interrupts."""
+    """Keys are stored for the next prompt and not shown meanwhile, a paste as one; Ctrl-C still interrupts."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     changed = termios.tcgetattr(terminal)

@@ -38,14 +38,14 @@ class Session:
         self.llm, self.params, self.system, self.adapter = llm, params, system, adapter
         self.messages: list[dict[str, str]] = []
         self.stats: list[Stats] = []
-        """Of all answers, also of those that were forgotten."""
+        """The statistics of all answers, also of those that were forgotten."""
         self.num_left_out = 0
         """The first messages that the model no longer reads: its context is full."""
         self._defaults = params
         self._num_retries = 0  # of the last message
 
     def ask(self, text: str) -> Generator[AnswerPiece, None, None]:
-        """The answer to a message, as it comes. What was said stays in the conversation, also if it is stopped in the middle.
+        """The answer to a message, as it comes. The text so far stays in the conversation, also if it is stopped in the middle.
 
         Raises:
             NanoEngineError: the model cannot answer; the message is then no part of the conversation.
@@ -54,10 +54,10 @@ class Session:
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def retry(self) -> Generator[AnswerPiece, None, None]:
-        """Another answer to the last message, in place of the last answer; of the next seed, where there is one.
+        """Another answer to the last message, instead of the last answer; of the next seed, where there is one.
 
         Raises:
-            ChatError: nothing was asked yet.
+            ChatError: there is no message yet.
             NanoEngineError: as `ask`.
         """
         last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)

@@ -12,7 +12,7 @@ from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.models.names import first_parts
-from nanoengine.serve.server.serving import short_name
+from nanoengine.serve.server.served_model import short_name
 
 MAX_MODELS = 1024
 MAX_FOLDERS = 1 << 14

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nanoengine.serve.front import listing, operations
 from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.relay import Relay
-from nanoengine.serve.server import endpoints as of_one
-from nanoengine.serve.server.endpoint import LINES, Access, Endpoint
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.http import endpoints as of_one
+from nanoengine.serve.server.http.endpoint import LINES, Access, Endpoint
 
 OF_LOADED = ("/view", "/abort_requests", "/reset_prefix_cache", "/restart_replicas")
 """Paths that concern what a loaded model has."""
@@ -43,7 +43,7 @@ async def _named_in_query(http: HTTPRequest, front: Front) -> Relay:
     """The answer of the model of `?model=NAME`. It is loaded for it, but not to look at it."""
     model = front.model_of(http.query_params.get("model"))
     if not model.is_loaded and http.url.path in OF_LOADED:
-        raise Problem(503, f"the model {model.name} is {model.state.value}")
+        raise APIError(503, f"the model {model.name} is {model.state.value}")
     return Relay(front, model, await front.body(http))
 
 

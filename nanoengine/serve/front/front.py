@@ -1,4 +1,4 @@
-"""Front: the state that all endpoints of a server of several models share."""
+"""Front: the state of all endpoints of a server of several models."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from nanoengine.serve.front.loader import MAX_NAMES, Loader
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
+from nanoengine.serve.server.admission.admission import quota_of_bodies
+from nanoengine.serve.server.admission.work_share import WorkShare
+from nanoengine.serve.server.bodies.fields import Body, Ignored
+from nanoengine.serve.server.bodies.reading import SLOW_BYTES, body_of, check_media_type, parse
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.serve.server.fields import Body, Ignored
-from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.reading import SLOW_BYTES, body_of, check_media_type, parse
+from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.serve.server.scope import CLIENT, HELD
-from nanoengine.serve.server.work_share import WorkShare
 
 logger = logging.getLogger("nanoengine.serve.front")
 
@@ -78,8 +78,7 @@ class Front:
         self.config, self.limits = config, limits
         self.name, self.created = f"{len(sources)} models", int(time.time())
         self.work_share = WorkShare()
-        most = config.max_held_body_bytes
-        self.bodies = Quota.of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
+        self.bodies = quota_of_bodies(config)
         self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
         self._parts = min(limits.max_loaded_models, len(sources))
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
@@ -96,9 +95,9 @@ class Front:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A request that is being answered. Raises Problem while the server ends."""
+        """A request that is being answered. Raises APIError while the server ends."""
         if self.is_draining:
-            raise Problem(503, "the server is shutting down", headers=RETRY_AFTER)
+            raise APIError(503, "the server is shutting down", headers=RETRY_AFTER)
         self.jobs.add(job := object())
         try:
             yield
@@ -106,12 +105,12 @@ class Front:
             self.jobs.discard(job)
 
     async def body(self, http: HTTPRequest) -> bytes:
-        """The body of a request. Raises Problem: it is too long."""
+        """The body of a request. Raises APIError: it is too long."""
         holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
         return await body_of(http, self.config.max_body_bytes, holding)
 
     async def read(self, http: HTTPRequest) -> tuple[bytes, Envelope]:
-        """The body of a request, and what of it concerns the front. Raises Problem: too long, or no JSON."""
+        """The body of a request, and what of it concerns the front. Raises APIError: too long, or no JSON."""
         check_media_type(http)
         body = await self.body(http)
         if len(body) > SLOW_BYTES:
@@ -119,18 +118,18 @@ class Front:
         return body, parse(body, Envelope, IGNORED)
 
     def model_of(self, name: str | None) -> Model:
-        """The model that a request names. Raises Problem: none, or one that is not here."""
+        """The model that a request names. Raises APIError: none, or one that is not here."""
         if not name:
             names = ", ".join(model.name for model in self.loader.models[:MAX_NAMES])
-            raise Problem(400, f"model is missing: this server has several, such as {names}", "model")
+            raise APIError(400, f"model is missing: this server has several, such as {names}", "model")
         return self.loader.find(name)
 
     def keep_alive_of(self, envelope: Envelope) -> float | None:
-        """Seconds, as Ollama's clients send it; None: nothing is sent. Raises Problem."""
+        """Seconds, as Ollama's clients send it; None: nothing is sent. Raises APIError."""
         try:
             return None if envelope.keep_alive is None else duration(envelope.keep_alive)
         except InvalidConfig as error:
-            raise Problem(400, str(error), "keep_alive") from error
+            raise APIError(400, str(error), "keep_alive") from error
 
     # ---- processes
 

@@ -1,4 +1,4 @@
-"""Endpoints that list models: each with its state. What is said of a model that is not loaded comes from its headers."""
+"""Endpoints that list models: each with its state. The facts of a model that is not loaded come from its headers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.memory import resident
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.relay import Relay
-from nanoengine.serve.server.answers import json_response
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.ollama import NEVER, abilities
+from nanoengine.serve.server.apis.json_response import json_response
+from nanoengine.serve.server.apis.ollama.chat import NEVER, abilities
+from nanoengine.serve.server.errors import APIError
 
 VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
 """Names of llama.cpp's router; others are as they are."""
@@ -106,7 +106,7 @@ async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
         return Relay(front, model, body)
     headers = await model.read()
     if headers is None:
-        raise Problem(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
+        raise APIError(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
     card, length = headers.card, headers.max_model_len(model.source.config)
     return json_response(
         {

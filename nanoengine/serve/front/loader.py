@@ -17,7 +17,7 @@ from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model, State
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine.serve.front")
@@ -56,14 +56,14 @@ class Loader:
     # ---- requests
 
     def find(self, name: str) -> Model:
-        """The model of a name, or of that of one of its adapters. Raises Problem (404)."""
+        """The model of a name, or of that of one of its adapters. Raises APIError (404)."""
         for model in self.models:
             if name in model.names or name.removesuffix(":latest") == model.name:
                 return model
         names = [name for model in self.models for name in model.names]
         known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
         near = did_you_mean(name, names)
-        raise Problem(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near or '.'}", "model")
+        raise APIError(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near or '.'}", "model")
 
     @contextlib.contextmanager
     def using(self, model: Model, keep_alive: float | None = None) -> Iterator[None]:
@@ -84,7 +84,7 @@ class Loader:
         """The process of a model, once it is loaded. `now`: without a pause after a failure.
 
         Raises:
-            Problem: 503: it failed to load, or there is no room.
+            APIError: 503: it failed to load, or there is no room.
         """
         if now:
             model.retry_at = 0.0
@@ -113,16 +113,16 @@ class Loader:
             if (model := next(iter(self._waiting), None)) is None:
                 self._wake.clear()
                 continue
-            problem: Problem | None = None
+            problem: APIError | None = None
             try:
                 async with model.lock:
                     if model.state is not State.LOADED:
                         await self._load(model)
-            except Problem as error:
+            except APIError as error:
                 problem = error
             self._answer(model, problem)
 
-    def _answer(self, model: Model, problem: Problem | None) -> None:
+    def _answer(self, model: Model, problem: APIError | None) -> None:
         """Wake those who wait for a model."""
         for future in self._waiting.pop(model, ()):
             if not future.done():
@@ -140,7 +140,7 @@ class Loader:
             async with asyncio.timeout(limit):
                 model.child = child = await self._start(model.source, options)
                 model.served = await child.ready()
-        except Problem:
+        except APIError:
             raise
         except Exception as error:  # of one model: the others are loaded nevertheless
             if model.child is not None:
@@ -168,11 +168,11 @@ class Loader:
         return {model: model.child for model in self.models if model.child is not None}
 
     async def _make_room(self, model: Model) -> None:
-        """Unload models without requests, the one first whose last request is the oldest. Raises Problem if it is not enough."""
+        """Unload models without requests, the one first whose last request is the oldest. Raises APIError if it is not enough."""
         while (lacking := self._lacking(model)) is not None:
             idle = [one for one in self.in_memory if not (one.num_running or one.is_pinned)]
             if not idle or lacking > sum(one.need for one in idle):
-                raise Problem(503, self._no_room(model, lacking), headers=RETRY_AFTER)
+                raise APIError(503, self._no_room(model, lacking), headers=RETRY_AFTER)
             await self.unload(min(idle, key=lambda one: one.last_request))
 
     def _lacking(self, model: Model) -> int | None:
@@ -204,7 +204,7 @@ class Loader:
     async def close(self) -> None:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
         for model in list(self._waiting):
-            self._answer(model, Problem(503, "the server is shutting down", headers=RETRY_AFTER))
+            self._answer(model, APIError(503, "the server is shutting down", headers=RETRY_AFTER))
         for model in self.in_memory:
             model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))
@@ -223,7 +223,7 @@ class Loader:
         task.add_done_callback(self._unloads.discard)
 
 
-def _failed(model: Model, seconds: float) -> Problem:
+def _failed(model: Model, seconds: float) -> APIError:
     after = str(max(1, math.ceil(seconds)))
     message = f"the model {model.name} failed to load: {model.reason}; it is tried again in {after} s"
-    return Problem(503, message, headers={"retry-after": after})
+    return APIError(503, message, headers={"retry-after": after})

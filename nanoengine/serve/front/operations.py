@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from nanoengine.serve.front.front import Envelope, Front
 from nanoengine.serve.front.metrics import merged
-from nanoengine.serve.server.answers import json_response
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.apis.json_response import json_response
+from nanoengine.serve.server.apis.ollama.chat import loaded_answer
+from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.serve.server.metrics import CONTENT_TYPE
-from nanoengine.serve.server.ollama import loaded_answer
 
 EMPTY = (b"", b'""', b"[]", b"null")
 
@@ -52,7 +52,7 @@ async def unload_model(http: HTTPRequest, front: Front) -> Response:
     _, envelope = await front.read(http)
     model = front.model_of(envelope.model)
     if model.num_running:
-        raise Problem(503, f"the model {model.name} has {model.num_running} requests: try again", headers=RETRY_AFTER)
+        raise APIError(503, f"the model {model.name} has {model.num_running} requests: try again", headers=RETRY_AFTER)
     await front.loader.unload(model)
     return json_response({"success": True})
 

@@ -15,11 +15,10 @@ from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.shapes import last_event, media_type, ping
 from nanoengine.serve.front.upstream import HOP_BY_HOP, Headers, NoAnswer, request
-from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
-from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
-from nanoengine.serve.server.http import CONNECTION
-from nanoengine.serve.server.jobs import until_gone
-from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_HEADER, REQUEST_ID, SENT
+from nanoengine.serve.server.apis.event_stream import HEADERS, PING_SECONDS
+from nanoengine.serve.server.errors import REASON, RETRY_AFTER, APIError
+from nanoengine.serve.server.jobs import disconnected
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, CONNECTION, REQUEST_HEADER, REQUEST_ID, SENT
 
 if TYPE_CHECKING:
     from nanoengine.serve.front.front import Front
@@ -88,15 +87,15 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outgoing = Outgoing(scope, send)
-        work, gone = (asyncio.ensure_future(one) for one in (self._answer(scope, outgoing), until_gone(receive)))
+        work, gone = (asyncio.ensure_future(one) for one in (self._answer(scope, outgoing), disconnected(receive)))
         gone.add_done_callback(lambda _: work.cancel())
         try:
             await work
-        except (Problem, asyncio.CancelledError) as error:
+        except (APIError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError):
                 if not gone.done():  # the server ends
                     raise
-                error = Problem(499, "the client is gone")
+                error = APIError(499, "the client is gone")
             if not outgoing.has_begun:
                 raise error from None
             scope[REASON] = error.message
@@ -114,7 +113,7 @@ class Relay:
                 await asyncio.wait({child.ended}, timeout=ENDED_SECONDS)
                 reason = child.reason if child.ended.done() else str(error)
                 message = f"the model {self.model.name} does not answer: {reason}; ask again"
-                raise Problem(503, message, headers=RETRY_AFTER) from error
+                raise APIError(503, message, headers=RETRY_AFTER) from error
 
     async def _relay(self, child: Child, scope: Scope, outgoing: Outgoing) -> None:
         query = scope["query_string"].decode("latin-1")
@@ -132,7 +131,7 @@ class Relay:
         await outgoing.write(b"", more=False)
 
     async def _child(self, path: str, outgoing: Outgoing) -> Child:
-        """The process of the model, once it is loaded. Raises Problem: it cannot be, or not in time."""
+        """The process of the model, once it is loaded. Raises APIError: it cannot be, or not in time."""
         loading, limit = asyncio.ensure_future(self.front.loader.loaded(self.model)), self.front.limits.load_timeout
         try:
             while not (await asyncio.wait({loading}, timeout=PING_SECONDS if self.is_stream else limit))[0]:
@@ -140,7 +139,7 @@ class Relay:
                     message = (
                         f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout): try again later"
                     )
-                    raise Problem(503, message, headers=RETRY_AFTER)
+                    raise APIError(503, message, headers=RETRY_AFTER)
                 if not outgoing.has_begun:
                     await outgoing.begin(HTTPStatus.OK, [(b"content-type", media_type(path)), *HEADERS])
                 await outgoing.write(ping(path))

@@ -14,8 +14,8 @@ from nanoengine.serve.front.catalogue import catalogue
 from nanoengine.serve.front.config import FrontConfig
 from nanoengine.serve.front.endpoints import ENDPOINTS
 from nanoengine.serve.front.front import Front
-from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.http.app import http_settings
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.serve import Server, end_hard, listen
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoengine.serve.server.answers import COMMENT, DONE, encode
-from nanoengine.serve.server.messages import MessagesWriter
-from nanoengine.serve.server.ollama import OllamaWriter
+from nanoengine.serve.server.apis.anthropic import MessagesWriter
+from nanoengine.serve.server.apis.event_stream import COMMENT, DONE
+from nanoengine.serve.server.apis.json_response import encode
+from nanoengine.serve.server.apis.ollama.chat import OllamaWriter
 
 
 def media_type(path: str) -> bytes:
@@ -23,7 +24,7 @@ def ping(path: str) -> bytes:
 
 def last_event(path: str, error: Any) -> bytes:
     """The end of a stream whose request failed after its first ping. `error`: the body of the answer otherwise, as
-    `Problem.table` makes it.
+    `APIError.table` makes it.
     """
     if path.startswith("/api/"):
         return encode(error) + b"\n"

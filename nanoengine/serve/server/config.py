@@ -12,7 +12,7 @@ from nanoengine.log import FORMATS, LEVELS
 from nanoengine.sizes import format_bytes
 
 PART_OF_A_CLIENT = 4
-"""Of the bytes that requests may hold, one client may hold this part."""
+"""A client may hold 1 / PART_OF_A_CLIENT of the bytes of all requests."""
 
 TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
@@ -24,21 +24,21 @@ class ServerConfig:
     Args:
         host: address to listen on; 0.0.0.0 is every one of this machine.
         port: 0 takes a free one.
-        served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
+        served_model_name: names that requests may call the model by; answers use the first. None: the name of the model.
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
         admin_key: a key that may do all, and alone may see /view, forget the cache, abort the requests of others, and load and
             unload adapters. None: /view and the cache are for every key, and the rest is for nobody.
         separate_addresses: without keys, each address is a client whose cached prefixes no other finds, as with keys each key is.
         allowed_host: names besides localhost that a server on a loopback address may be called by ("Host: NAME"): no page of
-            another site reaches it under its own name. On another address: the only names, if there are any.
+            another site reaches it under a name of that site. On another address: the only names, if there are any.
         forwarded_allow_ips: addresses and networks (10.0.0.0/8) of proxies: of a request that comes from one, the client is the
             last address of its X-Forwarded-For that is none of them. "*": all, and the client is the first address.
         max_connections: connections that may be open; beyond it, those are closed whose clients have an eighth of them or more.
         max_text_chars: longest text that is split into tokens.
         max_body_bytes: longest body of a request, in bytes or as 8MiB; so the next two.
         max_held_body_bytes: most bytes of the bodies of all requests that are being answered; a client has at most a quarter.
-        max_answer_bytes: most bytes that all answers may take while they are made, as estimated from what is asked for; a client
+        max_answer_bytes: most bytes that all answers may take while they are made, as estimated from the request; a client
             has at most a quarter.
         max_prompts: most prompts in one call.
         max_n: most completions of a prompt.
@@ -48,11 +48,11 @@ class ServerConfig:
             are refused with 503 while any sequence waits.
         max_step_seconds: a step that takes longer hangs: /health and new requests get 503 until it ends.
         request_timeout: seconds that a request may take, waiting included. None: as long as it takes.
-        shutdown_timeout: seconds that running requests are given to end after SIGTERM or Ctrl-C; then they are aborted.
+        shutdown_timeout: seconds until running requests must have ended, after SIGTERM or Ctrl-C; then they are aborted.
         stream_interval: tokens that a streamed chunk has at least, but for the first and the last of an answer.
         text_threads: threads that render chats and encode and decode text; for requests of at most 8 KiB there are as many more.
         token_cache_chars: characters of messages whose tokens are remembered; a message counts for 64 more, and for its tokens.
-        cors_origin: origins whose pages may call the server. None: none but its own.
+        cors_origin: origins whose pages may call the server. None: only the server's page.
         page: whether the page at / is served.
         access_log: whether each request is logged, in one line.
         log_level: debug, info, warning or error: the lowest that is logged.
@@ -119,10 +119,10 @@ class ServerConfig:
     @property
     def hosts(self) -> frozenset[str] | None:
         """Names that the server may be called by; None: any."""
-        own = frozenset(map(str.lower, self.allowed_host or ()))
+        names = frozenset(map(str.lower, self.allowed_host or ()))
         if self.is_local:
-            return own | {"localhost", "[::1]", "127.0.0.1", self.host}
-        return own or None
+            return names | {"localhost", "[::1]", "127.0.0.1", self.host}
+        return names or None
 
     def __post_init__(self) -> None:
         check(self)
@@ -138,12 +138,12 @@ class ServerConfig:
             if name in TLS and getattr(self, name) and self.ssl_certfile is None:
                 raise InvalidConfig(f"{name} is given without ssl_certfile")
         for name in ("served_model_name", "api_key", "admin_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
-            given = getattr(self, name)
-            texts = (given,) if name == "admin_key" and given is not None else given
+            value = getattr(self, name)
+            texts = (value,) if name == "admin_key" and value is not None else value
             if texts is not None and not (isinstance(texts, tuple) and texts and all(map(_is_word, texts))):
-                value = "" if name.endswith("_key") else f" {shown(given)}"  # keys are secrets
+                quoted = "" if name.endswith("_key") else f" {shown(value)}"  # keys are secrets
                 raise InvalidConfig(
-                    f"{name} cannot be{value}: it must be printable text, not empty, without blanks around it"
+                    f"{name} cannot be{quoted}: it must be printable text, not empty, without blanks around it"
                 )
         if self.admin_key in (self.api_key or ()):
             raise InvalidConfig("admin_key is one of api_key, whose client would be the admin: give it another value")

@@ -1,4 +1,4 @@
-"""Problem: an error for a client, in the shape of the interface that the client has called."""
+"""APIError: an error response, in the shape of the interface that the client has called."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ CUT_OFF = "the server is shutting down, and the answer is not whole: ask again"
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
 
-class Problem(NanoEngineError):
-    """A request that is not answered.
+class APIError(NanoEngineError):
+    """An error response.
 
     Args:
         status: of HTTP.
@@ -106,24 +106,24 @@ def context(max_model_len: int) -> str:
     return f"this model's maximum context length is {max_model_len} tokens"
 
 
-def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> Problem:
-    return Problem(
+def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> APIError:
+    return APIError(
         413, f"the body has more than {format_bytes(limit)}: shorten it, or raise max_body_bytes", headers=headers
     )
 
 
-def problem_of(error: BaseException) -> Problem:
+def api_error_of(error: BaseException) -> APIError:
     """The error for a client. The message of an unexpected exception is for the log alone."""
-    if isinstance(error, Problem):
+    if isinstance(error, APIError):
         return error
     if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
         error = error.__cause__
     if isinstance(error, USER_ERRORS):
         default = "prompt" if isinstance(error, InvalidPrompt) else ""
         field, code = re.match(r"\w+", error.field or default), TOO_LONG if isinstance(error, PromptTooLong) else None
-        return Problem(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
+        return APIError(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
-        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return APIError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     if isinstance(error, NanoEngineError):  # such as StepFailed: its message says what has happened
-        return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server has met an error of its own; its log says which")
+        return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+    return APIError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server has met an error of its own; its log says which")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from nanoengine.core.sequence import Request
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.aio.request_stream import Delta
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
+
+R = TypeVar("R")
 
 MOST_AT_ONCE = 64
 """Deltas that are handled before other tasks of the event loop run: a slow reader may have thousands."""
@@ -23,7 +26,7 @@ LAST_EVENT_SECONDS = 2
 
 
 class Job:
-    """Requests that were submitted together.
+    """The engine's requests for one HTTP request.
 
     Args:
         job_id: the id of the answer.
@@ -42,10 +45,9 @@ class Job:
         begun: Callable[[Request], object],
     ):
         self.job_id = job_id
-        self.problem: Problem | None = None  # the error that ends the answer
-        self.write_now: Callable[[bytes], bool] = lambda _: (
-            False
-        )  # writes bytes to the client at once; False: its socket is full
+        self.problem: APIError | None = None  # the error that ends the answer
+        # Writes bytes to the client at once; False: its socket is full
+        self.write_now: Callable[[bytes], bool] = lambda _: False
         self._engine = engine
         self.requests = list(requests)
         self._streams = [engine.submit(request, interval, partial(begun, request)) for request in requests]
@@ -60,13 +62,13 @@ class Job:
         """The number of prompt tokens that were in the prefix cache, of the sequences that have begun."""
         return sum(request.sequences[0].num_cached_tokens or 0 for request in self.requests)
 
-    def abort(self, problem: Problem | None = None) -> None:
+    def abort(self, problem: APIError | None = None) -> None:
         """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
         self.problem = self.problem or problem
         for stream in self._streams:
             self._engine.cancel(stream)
 
-    def fail(self, problem: Problem) -> None:
+    def fail(self, problem: APIError) -> None:
         """End with an error that the client gets at once, although the step that runs may take long."""
         self.abort(problem)
         for stream in self._streams:
@@ -77,7 +79,7 @@ class Job:
 
         Raises:
             StepFailed, EngineDead: see `RequestStream.end`.
-            Problem: what it was aborted with.
+            APIError: what it was aborted with.
         """
         for stream in self._streams:
             await stream.end()
@@ -116,9 +118,14 @@ class Job:
 
 
 class Jobs:
-    """All jobs that run."""
+    """All jobs that run.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: seconds that a request may take; None: as long as it takes.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._timeout = timeout
         self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # the task that makes the answer
         self._none = asyncio.Event()
         self._none.set()
@@ -127,7 +134,7 @@ class Jobs:
         return len(self._jobs)
 
     @asynccontextmanager
-    async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
+    async def running(self, job: Job, receive: Receive) -> AsyncIterator[None]:
         """The context in which the answer of a job is made.
 
         The job is aborted when its client hangs up, when its time is over, and when the context is left.
@@ -135,13 +142,13 @@ class Jobs:
         self._jobs[job] = asyncio.current_task()
         self._none.clear()
         loop = asyncio.get_running_loop()
-        client = loop.create_task(until_gone(receive))
+        client = loop.create_task(disconnected(receive))
         client.add_done_callback(
-            lambda task: None if task.cancelled() else job.abort(Problem(499, "the client is gone"))
+            lambda task: None if task.cancelled() else job.abort(APIError(499, "the client is gone"))
         )
         clock = None
-        if timeout is not None:
-            clock = loop.call_later(timeout, self._end, job, overdue(timeout))
+        if self._timeout is not None:
+            clock = loop.call_later(self._timeout, self._end, job, overdue(self._timeout))
         try:
             yield
         finally:
@@ -153,8 +160,25 @@ class Jobs:
             if not self._jobs:
                 self._none.set()
 
+    async def while_connected(self, receive: Receive, work: Coroutine[Any, Any, R]) -> R:
+        """The result of work before there is a job. It is cancelled when the client hangs up, and when its time is over.
+
+        Raises:
+            APIError: the client is gone, or the time is over.
+        """
+        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+        try:
+            timeout = self._timeout
+            await asyncio.wait((making, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                return making.result()
+            raise APIError(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
+        finally:
+            gone.cancel()
+            making.cancel()
+
     def abort(
-        self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: Problem | None = None
+        self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: APIError | None = None
     ) -> int:
         """Abort jobs, and return their number.
 
@@ -164,15 +188,15 @@ class Jobs:
             problem: see `Job.fail`; None: see `Job.abort`.
         """
         wanted = None if job_ids is None else set(job_ids)
-        found = [
+        matching = [
             job
             for job in self._jobs
             if (wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests))))
             and client in (None, job.requests[0].client)
         ]
-        for job in found:
+        for job in matching:
             job.abort() if problem is None else job.fail(problem)
-        return len(found)
+        return len(matching)
 
     def cut_off(self, *jobs: Job) -> None:
         """Cancel the tasks that make answers, although their clients do not read; without arguments those of all jobs."""
@@ -181,7 +205,7 @@ class Jobs:
                 job.abort()
                 task.cancel()
 
-    def _end(self, job: Job, problem: Problem) -> None:
+    def _end(self, job: Job, problem: APIError) -> None:
         job.fail(problem)
         asyncio.get_running_loop().call_later(LAST_EVENT_SECONDS, self.cut_off, job)
 
@@ -190,14 +214,14 @@ class Jobs:
         await self._none.wait()
 
 
-def overdue(timeout: float) -> Problem:
-    """The error of a request that has taken so many seconds."""
-    return Problem(
+def overdue(timeout: float) -> APIError:
+    """The error of a request that has reached its time limit, in seconds."""
+    return APIError(
         504, f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
     )
 
 
-async def until_gone(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Wait until the client has hung up; its request was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

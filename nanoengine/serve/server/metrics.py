@@ -47,7 +47,9 @@ def render_metrics(
         num_rejected: the number of requests that were refused before they came to the engine, by reason.
     """
     registry = CollectorRegistry()
-    registry.register(_Snapshots([_Snapshot(*own, model_name, cache_config, num_rejected) for own in engines.items()]))
+    registry.register(
+        _Snapshots([_Snapshot(*item, model_name, cache_config, num_rejected) for item in engines.items()])
+    )
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -117,9 +119,9 @@ class _Snapshot:
         return family
 
     def _labelled(self) -> Iterator[Metric]:
-        own, times, drafts, offload = self.metrics, self.metrics.times, self.metrics.speculation, self.metrics.offload
+        metrics, times, drafts = self.metrics, self.metrics.times, self.metrics.speculation
         counter = partial(self._family, CounterMetricFamily)
-        finished = dict.fromkeys(FINISH_REASONS, 0.0) | own.finished
+        finished = dict.fromkeys(FINISH_REASONS, 0.0) | metrics.finished
         yield counter("vllm:request_success", "Sequences that ended, by why.", finished, "finished_reason")
         sources = {
             "local_compute": times.num_prompt_tokens - times.num_cached_prompt_tokens,
@@ -127,13 +129,13 @@ class _Snapshot:
             "external_kv_transfer": 0,
         }
         yield counter("vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", sources, "source")
-        seconds = {"prefill": own.steps.prefill_time, "decode": own.steps.decode_time}
+        seconds = {"prefill": metrics.steps.prefill_time, "decode": metrics.steps.decode_time}
         yield counter("nanoengine:step_seconds", "Time of steps, shared out by their tokens.", seconds, "phase")
         if drafts is not None:
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             by_position = {str(position): count for position, count in enumerate(drafts.accepted_at)}
             yield counter(name, "Drafts accepted, by their position in a run.", by_position, "position")
-        if offload is not None:
+        if (offload := metrics.offload) is not None:
             moves = {
                 "device_to_host": offload.num_saved_blocks,
                 "host_to_device": offload.num_loaded_blocks,
@@ -143,8 +145,8 @@ class _Snapshot:
             yield counter("nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", moves, "way")
 
     def _others(self) -> Iterator[Metric]:
-        own, gauge = self.metrics, partial(self._family, GaugeMetricFamily)
-        reasons = {"capacity": own.num_waiting, "deferred": own.num_fetching}
+        metrics, gauge = self.metrics, partial(self._family, GaugeMetricFamily)
+        reasons = {"capacity": metrics.num_waiting, "deferred": metrics.num_fetching}
         yield gauge("vllm:num_requests_waiting", "Sequences that wait to run.", {"": sum(reasons.values())})
         text = "Sequences that wait to run: for room, or deferred until their K/V were read from files."
         yield gauge("vllm:num_requests_waiting_by_reason", text, reasons, "reason")
@@ -154,10 +156,10 @@ class _Snapshot:
         yield rejected
         options = {
             **self.cache_config,
-            "block_size": str(own.block_size),
-            "num_gpu_blocks": str(own.num_blocks),
-            "kv_cache_size_tokens": str(int(own.max_concurrency * own.max_model_len)),
-            "kv_cache_max_concurrency": str(own.max_concurrency),
+            "block_size": str(metrics.block_size),
+            "num_gpu_blocks": str(metrics.num_blocks),
+            "kv_cache_size_tokens": str(int(metrics.max_concurrency * metrics.max_model_len)),
+            "kv_cache_max_concurrency": str(metrics.max_concurrency),
             "engine": self.engine,
         }
         info = GaugeMetricFamily("vllm:cache_config_info", "Options of the KV cache; always 1.", labels=tuple(options))

@@ -49,10 +49,10 @@ class ModelCard:
         """The card of a loaded model; no weights are read."""
         from nanoengine.core.weights import weight_files  # it takes torch, which cards of files do without
 
-        place, writes = Path(models.checkpoint.location), not getattr(models.checkpoint, "is_headless", False)
-        files = weight_files(place) if place.is_dir() else gguf_parts(place)
+        path, writes = Path(models.checkpoint.location), not getattr(models.checkpoint, "is_headless", False)
+        files = weight_files(path) if path.is_dir() else gguf_parts(path)
         level = models.quantization and models.quantization.upper()
-        return cls.of_files(place, files, models.model_config, models.metadata, models.num_parameters, level, writes)
+        return cls.of_files(path, files, models.model_config, models.metadata, models.num_parameters, level, writes)
 
     @classmethod
     def of_files(
@@ -82,7 +82,7 @@ class ModelCard:
         elif level is None:
             level = FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown")
         stats = [(file.name, file.stat()) for file in sorted(files)]
-        said = "\n".join(f"{name} {own.st_size} {own.st_mtime_ns}" for name, own in stats)
+        versions = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
         family = metadata.get("general.architecture") or re.split("For|Model", config.architecture)[0].lower()
         details = {
             "parent_model": "",
@@ -99,9 +99,9 @@ class ModelCard:
             f"{family}.embedding_length": config.hidden_size,
         }
         return cls(
-            sum(own.st_size for _, own in stats),
-            hashlib.sha256(said.encode()).hexdigest(),
-            datetime.fromtimestamp(max(own.st_mtime for _, own in stats), UTC).isoformat(),
+            sum(stat.st_size for _, stat in stats),
+            hashlib.sha256(versions.encode()).hexdigest(),
+            datetime.fromtimestamp(max(stat.st_mtime for _, stat in stats), UTC).isoformat(),
             details,
             info,
             writes,

@@ -1,4 +1,4 @@
-"""What the server notes of a request in its ASGI scope, under these keys."""
+"""Keys of the ASGI scope: facts about a request that the server adds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ SENT = "nanoengine.sent"
 ADAPTER = "nanoengine.adapter"
 """The adapter that the request names as its model, if it names one."""
 
+CONNECTION = "nanoengine.connection"
+"""The key of the ASGI scope with the `BoundedHTTP` of the request."""
+
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """An id for an answer: the prefix, and the id of the request: of its header, of its body, or ours."""
-    own = http.scope[REQUEST_ID]
-    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"
+    server_id = http.scope[REQUEST_ID]
+    return f"{prefix}{server_id if 'x-request-id' in http.headers else request_id or server_id}"

@@ -26,11 +26,11 @@ from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
-from nanoengine.serve.server.errors import CUT_OFF, Problem
+from nanoengine.serve.server.errors import CUT_OFF, APIError
+from nanoengine.serve.server.http.app import http_settings
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.served_model import ServedModel
 
 logger = logging.getLogger("nanoengine.serve.server")
 
@@ -66,7 +66,7 @@ def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -
 
     Args:
         config: of the server.
-        open_: makes what is served, once the address is bound; see `Served`.
+        open_: makes what is served, once the address is bound; see `ServedApplication`.
         kind: the class of the server.
 
     Raises:
@@ -74,7 +74,7 @@ def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -
     """
     over = threading.Event()
     _check_tls(config)
-    with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
+    with ExitStack() as stack:  # the address first: a model may take long to load for an address in use
         stack.callback(over.set)
         bound = stack.enter_context(_socket(config))
         serving = open_()
@@ -86,10 +86,10 @@ def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -
         kind(serving, bound, over).run(sockets=[bound])
 
 
-def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
-    """Load the model, and make the state that endpoints share; see `serve`."""
+def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> ServedModel:
+    """Load the model, and make the state of the endpoints; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
-    serving = Serving(lambda: build_engine(engine_config), config, model)
+    serving = ServedModel(lambda: build_engine(engine_config), config, model)
     serving.cache_config = {
         "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
         "enable_prefix_caching": str(engine_config.enable_prefix_caching),
@@ -152,11 +152,13 @@ def _socket(config: ServerConfig) -> socket.socket:
             return private
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         # With the protocol named, asyncio switches Nagle's algorithm off: a first token would wait 40 ms for an acknowledgement.
-        own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind((config.host, config.port))
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # until it listens: others that bind it must fail now
-        return own
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((config.host, config.port))
+        bound.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
+        )  # until it listens: others that bind it must fail now
+        return bound
     except (OSError, TypeError, ValueError) as error:  # of what is no name of a host, Python says the others
         raise _cannot_listen(config, error) from error
 
@@ -168,7 +170,7 @@ def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
 
 
 def end_hard(engine: AsyncLLMEngine | None, over: threading.Event) -> None:
-    """End the process although a step or a thread for text hangs. Files that are being written have time limits of their own."""
+    """End the process although a step or a thread for text hangs. Writing of files has other time limits."""
     over.wait(HARD_END_SECONDS)
     while engine is not None and engine.is_ending and not over.wait(0.1):
         pass
@@ -196,7 +198,7 @@ class Server(uvicorn.Server):
         self._hurry = asyncio.Event()
 
     def settings(self, serving: Any) -> uvicorn.Config:
-        """How uvicorn serves it."""
+        """The settings of uvicorn."""
         return http_settings(serving)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -221,7 +223,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; uvicorn's own handlers would raise them again
+        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; the handlers of uvicorn would raise them again
         before everything is closed.
         """
         loop = asyncio.get_running_loop()
@@ -251,7 +253,7 @@ class Server(uvicorn.Server):
         await asyncio.wait(waits, timeout=self._serving.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        problem = Problem(503, CUT_OFF)
+        problem = APIError(503, CUT_OFF)
         if count := jobs.abort(problem=problem):
             logger.info("aborted what had not ended: %d calls", count)
             with suppress(TimeoutError):

@@ -22,7 +22,7 @@ from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
 from nanoengine.models.names import DEMO
-from nanoengine.serve.server.errors import problem_of
+from nanoengine.serve.server.errors import api_error_of
 
 STAND_IN = """
 import json, marshal, os, signal, sys, time
@@ -172,7 +172,7 @@ def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(g
     process.command = ["/nowhere/python"]
     with pytest.raises(GrammarsUnavailable, match=r"cannot be started: .*No such file") as raised:
         grammars.matcher(StructuredOutputs(regex="c"))
-    assert problem_of(raised.value).status == 503
+    assert api_error_of(raised.value).status == 503
     process.command = compiler_client.COMMAND
     grammars.matcher(StructuredOutputs(regex="c"))
     Structured(grammars, [], None).close()  # as the engine closes its parts

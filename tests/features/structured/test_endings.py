@@ -21,7 +21,7 @@ from nanoengine.features.structured import constraint, structured
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.structured import MASKS, GrammarTooComplex, StepMasks, Structured
 from nanoengine.models.fetch import DOWNLOADS
-from nanoengine.serve.server.errors import problem_of
+from nanoengine.serve.server.errors import api_error_of
 from tests.e2e.small_engine import Broken, assert_idle
 from tests.features.structured.drawn import KINDS, SHARED, draw_requests
 from tests.support import model_runner
@@ -110,7 +110,7 @@ def test_a_grammar_that_is_slow_again_and_again_ends_its_request(llm: LLM, monke
 def test_a_client_is_told_that_its_grammar_was_too_much() -> None:
     failure = StepFailed("the request failed", [])
     failure.__cause__ = GrammarTooComplex("structured_outputs", ": too much")
-    assert (problem_of(failure).status, problem_of(failure).param) == (400, "structured_outputs")
+    assert (api_error_of(failure).status, api_error_of(failure).param) == (400, "structured_outputs")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -21,7 +21,7 @@ from nanoengine.scale.replicas.messages import CompletionDelta, End, Failed, Pin
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.served_model import ServedModel
 from tests.core.toys import ToyModel, make_engine
 from tests.scale.worker.peers import FAULTS, Fault, Peer, dead, silent
 from tests.serve.aio.toys import LogprobListener
@@ -206,7 +206,7 @@ def test_requests_end_with_what_is_waited_for_and_come_again() -> None:
         serving = SimpleNamespace(
             engine=SimpleNamespace(engine=engine, error=None, seconds_in_step=0.0), config=ServerConfig()
         )
-        assert Serving.closed_because.fget(serving) == engine.unavailable, "what /health says"  # type: ignore[attr-defined]
+        assert ServedModel.closed_because.fget(serving) == engine.unavailable, "what /health says"  # type: ignore[attr-defined]
         late = plain(engine)
         run(engine, [late])
         assert str(late.error) == engine.unavailable

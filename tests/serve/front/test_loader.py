@@ -19,7 +19,7 @@ from nanoengine.serve.front.loader import Loader
 from nanoengine.serve.front.memory import PROCESS_BYTES, Memory
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.upstream import NoAnswer
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import APIError
 
 MIB = 1 << 20
 NEED = PROCESS_BYTES + 100 * MIB
@@ -149,7 +149,7 @@ def test_nothing_that_runs_or_is_pinned_is_unloaded() -> None:
         await house.use("a")
         request = asyncio.create_task(house.use("b", end.wait()))
         await a_while()
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(APIError) as refused:
             await house.use("c")
         assert refused.value.status == 503
         assert refused.value.headers == {"retry-after": "1"}
@@ -171,7 +171,7 @@ def test_nothing_is_unloaded_for_a_model_that_would_not_fit_even_then() -> None:
             await house.use(name)
         large = EngineConfig(model="nowhere", kv_cache_memory=9 * NEED)
         house.models["c"].source = replace(house.models["c"].source, config=large)
-        with pytest.raises(Problem, match="memory are missing"):
+        with pytest.raises(APIError, match="memory are missing"):
             await house.use("c")
         assert house.loaded == "ab"
 
@@ -187,11 +187,11 @@ def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -
             request = asyncio.create_task(house.loader.loaded(model, now=True))
             await a_while()
             house.started[count].ended.set_result(None)
-            with pytest.raises(Problem, match="failed to load: its weights are broken") as refused:
+            with pytest.raises(APIError, match="failed to load: its weights are broken") as refused:
                 await request
             assert refused.value.headers is not None
             pauses.append(int(refused.value.headers["retry-after"]))
-            with pytest.raises(Problem, match="it is tried again in"):
+            with pytest.raises(APIError, match="it is tried again in"):
                 await house.use("a")
             assert len(house.started) == count + 1
         assert pauses == [1, 2, 4, 8]
@@ -206,7 +206,7 @@ def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -
 def test_a_load_has_a_limit() -> None:
     async def test(house: House) -> None:
         house.is_quick = False
-        with pytest.raises(Problem, match="load_timeout"):
+        with pytest.raises(APIError, match="load_timeout"):
             await house.use("a")
         assert house.started[0].ended.done()
 
@@ -266,7 +266,7 @@ def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
         request = asyncio.create_task(house.use("b"))
         await a_while()
         await house.loader.close()
-        with pytest.raises(Problem, match="shutting down"):
+        with pytest.raises(APIError, match="shutting down"):
             await request
         assert all(toy.ended.done() for toy in house.started)
 
@@ -281,6 +281,6 @@ def test_an_unknown_name_is_told_what_is_near() -> None:
 
     run(test, names=["qwen-coder", "smollm"])
     assert house.loader.find("smollm:latest").name == "smollm"
-    with pytest.raises(Problem, match="did you mean 'qwen-coder'") as refused:
+    with pytest.raises(APIError, match="did you mean 'qwen-coder'") as refused:
         house.loader.find("qwen-code")
     assert (refused.value.status, refused.value.param) == (404, "model")

@@ -6,7 +6,11 @@ from typing import Any
 
 import msgspec
 
-from nanoengine.serve.server import llama_cpp, messages, ollama, protocol, responses
+from nanoengine.serve.server.apis import anthropic as messages
+from nanoengine.serve.server.apis import llama_cpp
+from nanoengine.serve.server.apis.ollama import chat as ollama
+from nanoengine.serve.server.apis.openai import responses
+from nanoengine.serve.server.bodies import protocol
 from tests.serve.server.interface import Call, Result
 from tests.serve.server.interfaces import CHAT, MESSAGES, RESPONSES
 

@@ -16,11 +16,11 @@ import uvicorn
 
 from nanoengine.builder import Built
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.serve.server.app import http_settings
+from nanoengine.serve.server.admission.quota import Quota
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG
-from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.http.app import http_settings
+from nanoengine.serve.server.served_model import ServedModel
 from tests.serve.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.serve.server.events import read_events
 
@@ -82,7 +82,7 @@ class Server:
 
     def __init__(self, built: Built, name: str = "model", **config: Any):
         self.gate = StepGate(built.engine)
-        self.serving = Serving(lambda: built, ServerConfig(**config), name)
+        self.serving = ServedModel(lambda: built, ServerConfig(**config), name)
         self.serving.metrics_text.seconds = 0
         self._socket = socket.socket(
             socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP

@@ -8,7 +8,7 @@ import pytest
 
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.server.answer_bytes import answer_bytes
+from nanoengine.serve.server.admission.answer_bytes import answer_bytes
 from tests.serve.server.conftest import MakeServer
 
 TEXT = "a\u0001\U0001f99c" * 20
@@ -34,13 +34,13 @@ def test_no_answer_is_longer_than_was_thought(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     server, sizes = make_server(), []
-    hold = server.serving.answers.hold
+    hold = server.serving.admission.answers.hold
 
     def noted(client: str, size: int = 0) -> Any:
         sizes.append(size)
         return hold(client, size)
 
-    monkeypatch.setattr(server.serving.answers, "hold", noted)
+    monkeypatch.setattr(server.serving.admission.answers, "hold", noted)
     answer = server.post(path, {**body, "ignore_eos": True})
     assert answer.status == 200, answer.body
     assert sizes

@@ -12,8 +12,8 @@ import pytest
 
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.features.structured.structured import Structured
-from nanoengine.serve.server.app import make_app
-from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.http.app import make_app
+from nanoengine.serve.server.served_model import ServedModel
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.in_process import post
 from tests.serve.server.interfaces import INTERFACES
@@ -33,7 +33,7 @@ def bodies(secret: str) -> dict[str, dict[str, Any]]:
 class Watched:
     """A server, of which is seen what it encodes and what it finds in its prefix cache."""
 
-    def __init__(self, serving: Serving, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, serving: ServedModel, monkeypatch: pytest.MonkeyPatch):
         self.app, self.encoded = make_app(serving), list[str]()
         encode = serving.tokenizer.encode
 

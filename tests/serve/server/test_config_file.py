@@ -138,7 +138,7 @@ def test_a_server_of_a_file_speaks_tls_and_logs_json_alone(
     values = {"port": 0, "log-format": "json", "ssl_keyfile_password": "secret"}
     values |= {"ssl_certfile": f"{certificates}/certificate.pem", "ssl_keyfile": f"{certificates}/encrypted.pem"}
     config.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))
-    breaks = "import warnings; from nanoengine.serve.server import operations as own"
+    breaks = "import warnings; from nanoengine.serve.server.apis import operations as own"
     breaks += "; own.version = lambda http, serving: warnings.warn('a warning') or 1 / 0"
     processes.append(server := Process("--config", str(config), before=breaks))
     assert server.where.startswith("https://127.0.0.1:")

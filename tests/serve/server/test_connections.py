@@ -21,7 +21,7 @@ SENT = (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00", ASK)
 def test_handshakes_that_never_end_take_nobody_elses_connections(
     make_server: MakeServer, certificates: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("nanoengine.serve.server.connections.HANDSHAKE_SECONDS", 2.0)
+    monkeypatch.setattr("nanoengine.serve.server.http.connections.HANDSHAKE_SECONDS", 2.0)
     rng, context = random.Random(seed), ssl.create_default_context(cafile=f"{certificates}/certificate.pem")
     files = {
         f"ssl_{name}file": f"{certificates}/{file}.pem" for name, file in (("cert", "certificate"), ("key", "key"))

@@ -111,7 +111,7 @@ def test_what_cannot_be_embedded_is_named(demo: Server, fields: dict[str, Any], 
 
 
 def test_an_answer_that_is_too_large_for_the_budget_is_refused(demo: Server) -> None:
-    answers = demo.serving.answers
+    answers = demo.serving.admission.answers
     least = answers.of_client
     try:
         answers.of_client = 4 * 1000
@@ -180,7 +180,7 @@ def test_the_inputs_of_a_client_that_is_gone_are_aborted(own_server: Server) -> 
     assert own_server.gate.num_steps == 3
     own_server.gate.open()
     assert own_server.post("/v1/embeddings", {"input": TEXTS}).status == 200
-    until(lambda: not own_server.serving.answers.total)
+    until(lambda: not own_server.serving.admission.answers.total)
 
 
 def test_an_embedding_that_is_aborted_is_none(own_server: Server) -> None:

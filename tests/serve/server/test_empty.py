@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.fields import SAID_BY_EMPTY
+from nanoengine.serve.server.bodies.fields import EMPTY_IS_A_VALUE
 from tests.serve.server.bodies import CALL, DOORS, FUNCTION
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
@@ -25,7 +25,7 @@ ASKING = (
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/tokenize")
 FORCED = ("tool_choice", "response_format", "text", "format", "output_config", "model")
-VALUES = ("parameters", "input_schema", "arguments", "input", "function", *SAID_BY_EMPTY)
+VALUES = ("parameters", "input_schema", "arguments", "input", "function", *EMPTY_IS_A_VALUE)
 """What stands in them says what it says, nothing too."""
 
 LIMITS = ("stream", "options", "num_predict", "max_tokens", "max_output_tokens")
@@ -75,7 +75,7 @@ def pairs(path: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     base = {name: own for name, own in given.items() if name not in FORCED}
     if path.startswith("/api/"):
         base |= {"model": "demo", "stream": False}
-    places = [(base, name) for name in kind.__struct_fields__ if name not in (*base, *SAID_BY_EMPTY)]
+    places = [(base, name) for name in kind.__struct_fields__ if name not in (*base, *EMPTY_IS_A_VALUE)]
     places += [(own, key) for own in tables(base) for key in own if key not in LIMITS]
     for message, name in OTHERS.get(path, ()):
         if name not in message:

@@ -15,8 +15,8 @@ from nanoengine.errors import (
     NoTokenLeft,
     StepFailed,
 )
-from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.text import check_turns
+from nanoengine.serve.server.bodies.chat_encoder import check_turns
+from nanoengine.serve.server.errors import APIError, api_error_of
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, RESPONSES
 from tests.serve.server.running import Server
@@ -43,7 +43,7 @@ FAILED.__cause__ = NoTokenLeft("allowed_token_ids", " leave nothing")  # by what
     ],
 )
 def test_whose_fault_it_is_says_the_status(error: Exception, status: int, param: str | None) -> None:
-    problem = problem_of(error)
+    problem = api_error_of(error)
     assert (problem.status, problem.param) == (status, param)
     assert "secret" not in problem.message
 
@@ -79,7 +79,7 @@ def test_roles_that_the_template_names_and_results_of_calls_are_taken(hermes: Se
         body = {"messages": [TURN, *turns], "max_tokens": 1}
         assert hermes.post("/v1/chat/completions", body).status == 200
     check_turns([{"role": "ipython"}], "{% if message.role == 'ipython' %}", "messages")
-    with pytest.raises(Problem, match="role is 'ipython'"):
+    with pytest.raises(APIError, match="role is 'ipython'"):
         check_turns([{"role": "ipython"}], "{{ message.role }}", "messages")
 
 

@@ -21,12 +21,12 @@ import pytest
 
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.structured import StepMasks
-from nanoengine.serve.server.app import make_app
+from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
+from nanoengine.serve.server.admission.text_threads import TextThreads
+from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.reading import SLOW_BYTES, TURNS
-from nanoengine.serve.server.serving import Serving
-from nanoengine.serve.server.text import TextThreads
-from nanoengine.serve.server.turns import Turns
+from nanoengine.serve.server.http.app import make_app
+from nanoengine.serve.server.served_model import ServedModel
 from tests.outside import fields_in
 from tests.serve.server.bodies import CALL, DOORS, FUNCTION, USER
 from tests.serve.server.in_process import post
@@ -80,7 +80,7 @@ def counter() -> tuple[list[int], Callable[[FrameType, str, Any], None]]:
 class Counted:
     """A server whose work is counted: its application on an event loop of this thread, with threads of its own."""
 
-    def __init__(self, serving: Serving):
+    def __init__(self, serving: ServedModel):
         self.serving = copy.copy(serving)
         self.app = make_app(self.serving)
 
@@ -92,7 +92,7 @@ class Counted:
         on_loop, profile_loop = counter()
         in_threads, profile_threads = counter()
         threading.setprofile(profile_threads)
-        serving.text, serving.turns = TextThreads(2), Turns(2, 1)
+        serving.text, serving.grammar_threads = TextThreads(2), FairThreadPool(2, 1)
         sys.setprofile(profile_loop)
         try:
             status, answer = await post(self.app, path, body)
@@ -100,7 +100,7 @@ class Counted:
             sys.setprofile(None)
             threading.setprofile(None)
             serving.text.close()
-            serving.turns.close()
+            serving.grammar_threads.close()
         return Work(on_loop[0] + in_threads[0], on_loop[0], status, answer)
 
 
@@ -108,7 +108,7 @@ class Counted:
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
     folder: Path = save_tokenizer(tmp_path_factory.mktemp("growth"), "{# <tool_call> #}" + TEMPLATE)
     config = ServerConfig(access_log=False)
-    serving = Serving(lambda: build(folder, max_model_len=1 << 14, num_blocks=1 << 13), config, "demo")
+    serving = ServedModel(lambda: build(folder, max_model_len=1 << 14, num_blocks=1 << 13), config, "demo")
     yield Counted(serving)
     serving.close()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.serve.server.connections import client_of
-from nanoengine.serve.server.http import MAX_HEAD_BYTES
+from nanoengine.serve.server.http.bounded_http import MAX_HEAD_BYTES
+from nanoengine.serve.server.http.connections import client_of
 from tests.serve.server.conftest import LIMITS, MakeServer
 from tests.serve.server.events import read_events, text_of
 from tests.serve.server.running import Server, post_bytes, read_all, until

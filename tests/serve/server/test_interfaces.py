@@ -149,7 +149,7 @@ def test_an_answer_that_is_cut_short_is_told_as_such(
     """
     if isinstance(interface, Chat) and way == "abort":
         return
-    monkeypatch.setattr("nanoengine.serve.server.answers.PING_SECONDS", 0.01)
+    monkeypatch.setattr("nanoengine.serve.server.apis.event_stream.PING_SECONDS", 0.01)
     timeout = 0.4 if way == "timeout" else None
     server = make_server({"folder": hermes_folder}, request_timeout=timeout, admin_key="root")
     server.gate.shut()

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from nanoengine.serve.server.app import make_app
+from nanoengine.serve.server.http.app import make_app
 from tests.serve.server.conftest import Held, MakeServer
 from tests.serve.server.events import read_events, reasons_of, text_of
 from tests.serve.server.in_process import post
@@ -142,7 +142,7 @@ def test_time_that_is_over_is_told_while_a_step_runs(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """And a stream that is silent is kept alive until then."""
-    monkeypatch.setattr("nanoengine.serve.server.answers.PING_SECONDS", 0.01)
+    monkeypatch.setattr("nanoengine.serve.server.apis.event_stream.PING_SECONDS", 0.01)
     server = make_server(request_timeout=0.3)
     server.gate.shut()
     answer = server.complete([LONG, LONG], stream=stream)

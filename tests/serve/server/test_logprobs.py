@@ -14,8 +14,8 @@ from nanoengine.core.outputs import CompletionOutput
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.features.sampling.token_logprobs import TokenLogprob
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.serve.server.logprobs import LEAST, LogprobShapes, Progress
-from nanoengine.serve.server.text import TokenTexts
+from nanoengine.serve.server.apis.openai.logprobs import LEAST, LogprobShapes, Progress
+from nanoengine.serve.server.token_texts import TokenTexts
 
 
 class Bytes:

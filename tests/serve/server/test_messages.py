@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.messages import MessagesRequest
+from nanoengine.serve.server.apis.anthropic import MessagesRequest
+from nanoengine.serve.server.errors import APIError
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.interfaces import MESSAGES
 from tests.serve.server.running import Server
@@ -126,7 +126,7 @@ def test_other_errors_have_their_shape_too(hermes: Server, make_server: MakeServ
         assert (own.status, own.json["type"], own.json["error"]["type"]) == (status, "error", kind)
     kinds = {403: "permission_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error"}
     for status, kind in kinds.items():
-        assert Problem(status, "x").table(PATH)["error"]["type"] == kind
+        assert APIError(status, "x").table(PATH)["error"]["type"] == kind
 
 
 def test_who_would_have_a_conversation_kept_here_is_told_to_send_all_of_it(hermes: Server) -> None:

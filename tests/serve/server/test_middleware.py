@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.serve.server.admission.work_share import WorkShare
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.middleware import Identify
-from nanoengine.serve.server.work_share import WorkShare
+from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.http.middleware import ClientMiddleware
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import build
 from tests.serve.server.running import Server, read_all, until
@@ -123,7 +123,7 @@ def test_answers_to_errors_have_the_id_and_whoever_is_refused_pays(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if status == 500:
             raise LookupError("nobody has foreseen it")
-        await Problem(status, "no room").response(scope)(scope, receive, send)
+        await APIError(status, "no room").response(scope)(scope, receive, send)
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -133,7 +133,7 @@ def test_answers_to_errors_have_the_id_and_whoever_is_refused_pays(
     monkeypatch.setattr(share, "refused", paid.append)
     headers = [(b"host", b"127.0.0.1"), (b"x-request-id", b"mine")]
     scope = {"type": "http", "method": "POST", "path": "/x", "http_version": "1.1", "headers": headers}
-    asyncio.run(Identify(app, ServerConfig(), (), share)(scope, lambda: None, send))  # type: ignore[arg-type, return-value]
+    asyncio.run(ClientMiddleware(app, ServerConfig(), (), share)(scope, lambda: None, send))  # type: ignore[arg-type, return-value]
     assert sent[0]["status"] == status
     assert (b"x-request-id", b"mine") in sent[0]["headers"]
     assert bool(paid) == (status != 500)

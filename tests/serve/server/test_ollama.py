@@ -13,9 +13,9 @@ import pytest
 
 from nanoengine.models.fill_in_middle import FillTokens
 from nanoengine.models.names import DEMO
+from nanoengine.serve.server.apis.ollama.chat import OllamaWriter
+from nanoengine.serve.server.apis.writer import Usage
 from nanoengine.serve.server.model_card import ModelCard
-from nanoengine.serve.server.ollama import OllamaWriter
-from nanoengine.serve.server.replies import Usage
 from tests.serve.server.interface import Thought
 from tests.serve.server.interfaces import OLLAMA, Ollama
 from tests.serve.server.running import Server

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from nanoengine.serve.server.endpoint import Access
-from nanoengine.serve.server.endpoints import ENDPOINTS, VIEW
-from nanoengine.serve.server.openapi import document
-from nanoengine.serve.server.protocol import ChatRequest, CompletionRequest
+from nanoengine.serve.server.bodies.protocol import ChatRequest, CompletionRequest
+from nanoengine.serve.server.http.endpoint import Access
+from nanoengine.serve.server.http.endpoints import ENDPOINTS, VIEW
+from nanoengine.serve.server.http.openapi import document
 
 
 def test_every_endpoint_is_described() -> None:

@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from nanoengine.features.observability.view import EngineView, view_of_engine
-from nanoengine.serve.server.endpoints import VIEW
-from nanoengine.serve.server.page import FILES, file_route
+from nanoengine.serve.server.http.endpoints import VIEW
+from nanoengine.serve.server.http.page import FILES, file_route
 from tests.features.observability.toys import Observed
 
 OBSERVED = Observed()

@@ -7,10 +7,10 @@ import pytest
 
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.params import sampling_params, truncate
-from nanoengine.serve.server.protocol import CompletionRequest
-from nanoengine.serve.server.structured import named_as_sent
+from nanoengine.serve.server.bodies.params import sampling_params, truncate
+from nanoengine.serve.server.bodies.protocol import CompletionRequest
+from nanoengine.serve.server.bodies.structured import named_as_sent
+from nanoengine.serve.server.errors import APIError, api_error_of
 
 
 def request(**fields: object) -> CompletionRequest:
@@ -34,7 +34,7 @@ def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> 
 
 def test_biases_have_keys_of_text_and_are_cut_to_their_range() -> None:
     assert params(logit_bias={"5": 200, "2": -1.5}).logit_bias == ((2, -1.5), (5, 100.0))
-    with pytest.raises(Problem, match=r"'x'.*'-1'") as caught:
+    with pytest.raises(APIError, match=r"'x'.*'-1'") as caught:
         params(logit_bias={"x": 1, "3": 1, "-1": 2})
     assert caught.value.param == "logit_bias"
 
@@ -55,7 +55,7 @@ def test_errors_call_fields_as_the_client_does() -> None:
             sampling_params(
                 request(), {}, max_model_len=100, max_n=4, max_tokens=max_tokens, names=names, logprobs=logprobs
             )
-        assert problem_of(caught.value).param == field
+        assert api_error_of(caught.value).param == field
     with (
         pytest.raises(InvalidSamplingParams, match=r"^stop_token_ids is"),
         named_as_sent(request(), {"stop": "stop_sequences"}),
@@ -73,5 +73,5 @@ def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
     assert truncate(ids, request(truncate_prompt_tokens=50), 100) == ids
     assert truncate(ids, request(truncate_prompt_tokens=0), 100) == []
     assert truncate(ids, request(truncate_prompt_tokens=-1), 5) == [6, 7, 8, 9]
-    with pytest.raises(Problem, match="truncate_prompt_tokens is 101"):
+    with pytest.raises(APIError, match="truncate_prompt_tokens is 101"):
         truncate(ids, request(truncate_prompt_tokens=101), 100)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from nanoengine.errors import shown
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.fields import IGNORED, MAX_IGNORED_NAMES, NEUTRAL, Ignored, without_unknown
-from nanoengine.serve.server.protocol import ChatRequest, CompletionRequest, Generation
+from nanoengine.serve.server.bodies.fields import IGNORED, MAX_IGNORED_NAMES, NEUTRAL, Ignored, without_unknown
+from nanoengine.serve.server.bodies.protocol import ChatRequest, CompletionRequest, Generation
+from nanoengine.serve.server.errors import APIError
 from tests.serve.server.running import Answer, Server
 
 PATHS: dict[str, type[Generation]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
@@ -166,7 +166,7 @@ def test_what_is_ignored_is_not_built() -> None:
     nested = b"[" * 500 + b"]" * 500
     request = msgspec.json.decode(b'{"prompt":"a","metadata":' + nested + b"}", type=CompletionRequest)
     assert isinstance(request.metadata, msgspec.Raw)  # type: ignore[attr-defined]
-    with pytest.raises(Problem, match="guided_json is not supported"):
+    with pytest.raises(APIError, match="guided_json is not supported"):
         without_unknown(b'{"prompt":"a","guided_json":' + nested + b"}", CompletionRequest, Ignored())
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.serve.server.admission.quota import Quota
+from nanoengine.serve.server.apis.json_response import PIECE_BYTES, in_pieces
 from nanoengine.serve.server.config import ServerConfig
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.pieces import PIECE_BYTES, in_pieces
-from nanoengine.serve.server.quota import Quota
+from nanoengine.serve.server.errors import APIError
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.running import Server, until
 
@@ -19,17 +19,17 @@ from tests.serve.server.running import Server, until
 def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
     budget = Quota.of_bytes(400, "max_answer_bytes", "this answer may take {}", "ask for fewer")
     with pytest.raises(
-        Problem, match=r"may take 101 .* have 100 bytes \(a quarter of max_answer_bytes\): ask for fewer"
+        APIError, match=r"may take 101 .* have 100 bytes \(a quarter of max_answer_bytes\): ask for fewer"
     ) as met:
         budget.check("a", 101, 101)
     assert met.value.status == 400
     with ExitStack() as held:
         for client in "abcd":
             held.enter_context(budget.hold(client, 60)).add(35)
-        with pytest.raises(Problem, match="95 bytes by you") as met:
+        with pytest.raises(APIError, match="95 bytes by you") as met:
             held.enter_context(budget.hold("a", 6))
         assert met.value.status == 429
-        with pytest.raises(Problem, match=r"380 bytes of 400 bytes \(max_answer_bytes\) are taken") as met:
+        with pytest.raises(APIError, match=r"380 bytes of 400 bytes \(max_answer_bytes\) are taken") as met:
             held.enter_context(budget.hold("e", 21))
         assert (met.value.status, met.value.headers) == (503, {"retry-after": "1"})
         held.enter_context(budget.hold("e", 20))
@@ -37,7 +37,7 @@ def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
 
 
 def test_places_are_for_one_client_but_a_part_of_them_that_each_of_the_others_has() -> None:
-    places = Quota.of_places(16)
+    places = Quota.of_positions(16)
 
     def take(client: str, size: int = 1) -> bool:
         has_room = places.has_room(client, size)
@@ -49,18 +49,18 @@ def test_places_are_for_one_client_but_a_part_of_them_that_each_of_the_others_ha
     opened = [take(f"c{i}") for i in range(20)]
     assert sum(opened) == 12, "twice as many as may be are the most"
     for client in ["a"] * 17 + ["b"] * 3 + [f"c{i}" for i in range(20)]:
-        places.give_back(client)
+        places.release(client)
     assert (places.total, places.of_clients) == (0, {})
 
 
 def test_what_a_request_gives_back_early_is_not_given_back_again() -> None:
-    places = Quota.of_places(16, "max_waiting", "prompts times n are {}", "sequences")
+    places = Quota.of_positions(16, "max_waiting", "prompts times n are {}", "sequences")
     with places.hold("a", 3) as held, places.hold("b", 1):
-        held.give_back(2)
+        held.release(2)
         assert (places.total, places.of_clients) == (2, {"a": 1, "b": 1})
-    held.give_back(1)  # of a request that has ended
+    held.release(1)  # of a request that has ended
     assert (places.total, places.of_clients) == (0, {})
-    with places.hold("a", 16, total=0), pytest.raises(Problem, match="20 sequences of 16 sequences") as met:
+    with places.hold("a", 16, total=0), pytest.raises(APIError, match="20 sequences of 16 sequences") as met:
         places.check("b", 3, 3, total=20)
     assert met.value.status == 503
 
@@ -91,7 +91,7 @@ def test_an_answer_that_can_never_fit_is_refused(make_server: MakeServer, path: 
     assert refused.status == 400
     assert "max_answer_bytes" in refused.error["message"]
     assert server.complete("a", max_tokens=3).status == 200
-    until(lambda: not server.serving.answers.total)
+    until(lambda: not server.serving.admission.answers.total)
     server.check_idle()
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_now_is_refused_for_now(make_server: MakeServer) -> No
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
     server.gate.open()
     assert first.result().status == 200
-    until(lambda: not server.serving.answers.total)
+    until(lambda: not server.serving.admission.answers.total)
     assert server.complete("a" * 100, max_tokens=900).status == 200
 
 
@@ -112,12 +112,12 @@ def test_bodies_that_do_not_end_take_a_part_of_the_memory(make_server: MakeServe
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900000\r\n\r\n"
     with ExitStack() as open_ones:
         stalled = open_ones.enter_context(server.connect(head + b" " * 800_000))
-        until(lambda: server.serving.bodies.total == 800_000)
+        until(lambda: server.serving.admission.bodies.total == 800_000)
         other = open_ones.enter_context(server.connect(head + b" " * 800_000))
         assert b" 429 " in other.recv(1000)
         assert server.complete("a", max_tokens=1).status == 200
         stalled.shutdown(2)
-    until(lambda: not server.serving.bodies.total)
+    until(lambda: not server.serving.admission.bodies.total)
 
 
 def test_a_body_must_fit_into_its_budget() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.replies import merge_system_messages
+from nanoengine.serve.server.apis.conversation import merge_system_messages
 from tests.serve.server.interface import Interface
 from tests.serve.server.interfaces import INTERFACES
 from tests.serve.server.running import Server

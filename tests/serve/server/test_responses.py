@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from nanoengine.serve.server.response_items import turns
+from nanoengine.serve.server.apis.openai.response_items import turns
 from tests.serve.server.interface import Part, Thought
 from tests.serve.server.interfaces import RESPONSES
 from tests.serve.server.running import Server

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.prompts import CHARS_OF_A_STEP
+from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from tests.serve.server.conftest import LIMITS, Held, MakeServer
 from tests.serve.server.running import Answer, Server, in_thread, post_bytes, until
 
@@ -42,7 +42,7 @@ def test_who_finds_the_queue_full_is_told_to_come_back(make_server: MakeServer) 
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             assert answer.error["type"] == "ServiceUnavailableError"
             assert "max_waiting" in answer.error["message"]
-    assert server.serving.num_rejected.total() == 5
+    assert server.serving.admission.num_rejected.total() == 5
     assert server.get("/health").status == 200, "it is busy, not ill"
     server.gate.open()
     assert [answer.result().status for answer in later] == [200] * 3
@@ -92,7 +92,7 @@ def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_
         return server.post("/v1/completions", {"prompt": [*prompts], **fields}, {"authorization": f"Bearer {key}"})
 
     def waiting() -> Any:
-        return server.serving.tokens.of_clients
+        return server.serving.admission.tokens.of_clients
 
     server.gate.shut()
     never = ask("a", "a" * 300, "b" * 300, max_tokens=101)
@@ -113,7 +113,7 @@ def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_
     assert ask("b", "abc", max_tokens=98).status == 503, "it is more than an eighth of all"
     later.append(server.later(ask, "b", "abc", max_tokens=97))
     until(lambda: waiting() == {"key-0": 700, "key-1": 100})
-    assert server.serving.num_rejected == {"max_num_queued_tokens": 2}
+    assert server.serving.admission.num_rejected == {"max_num_queued_tokens": 2}
     until(lambda: server.gate.let() or waiting() == {"key-0": 600, "key-1": 100})  # one of two completions has begun
     server.gate.open()
     assert [answer.result().status for answer in later] == [200] * 4
@@ -211,15 +211,15 @@ def test_who_hangs_up_leaves_the_line_for_text_and_for_grammars(
     owner, name = (server.serving.engine, "make_request") if has_grammar else (server.serving.tokenizer, "encode")
     held = Held(monkeypatch, owner, name)
     if has_grammar:
-        turns, asked, first = server.serving.turns, (path, body | {"prompt": [65]}), [65]
+        turns, asked, first = server.serving.grammar_threads, (path, body | {"prompt": [65]}), [65]
     else:
-        turns, asked, first = server.serving.text._turns[False], ("/tokenize", {"prompt": "first"}), "first"
+        turns, asked, first = server.serving.text._pools[False], ("/tokenize", {"prompt": "first"}), "first"
     later = in_thread(server.post, *asked)
     held.wait()
     gone = server.connect(post_bytes(path, body))
-    until(lambda: turns._num_pieces.total() == 2)
+    until(lambda: turns._num_functions.total() == 2)
     gone.close()
-    until(lambda: turns._num_pieces.total() == 1)
+    until(lambda: turns._num_functions.total() == 1)
     held.let_go()
     assert later.result().status == 200
     assert held.asked == [first]

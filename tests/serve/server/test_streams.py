@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nanoengine.serve.server.http import BoundedHTTP
+from nanoengine.serve.server.http.bounded_http import BoundedHTTP
 from tests.drawn import FAST
 from tests.serve.server.events import choices_of, reasons_of, text_of
 from tests.serve.server.running import Server

@@ -19,15 +19,9 @@ from nanoengine.features.fair_cache import FairCache
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
-from nanoengine.serve.server.text import (
-    CHARS_OF_A_PIECE,
-    CURRENT_CLIENT,
-    ChatEncoder,
-    TextThreads,
-    TokenTexts,
-    joined,
-    longest_of,
-)
+from nanoengine.serve.server.admission.text_threads import CURRENT_CLIENT, TextThreads
+from nanoengine.serve.server.bodies.chat_encoder import CHARS_OF_A_PIECE, ChatEncoder, joined, longest_of
+from nanoengine.serve.server.token_texts import TokenTexts
 from tests.serve.aio.toys import PATIENCE
 
 ALPHABET = ["a", "b", "ab", " ", "  ", "\n", "\t", "\u00a0", "Ä", "語", "🦜", "e\u0301", ".", "_", "x1", "AB", "\u2581"]

@@ -1,4 +1,4 @@
-"""Turns: whatever one client has done, another waits for one piece of it at most."""
+"""FairThreadPool: whatever one client has done, another waits for one piece of it at most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.turns import Turns
+from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.running import Server, in_thread, until
 
@@ -27,7 +27,7 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
         return client
 
     async def main() -> list[str]:
-        turns = Turns(2, 1)
+        turns = FairThreadPool(2, 1)
         asked = [asyncio.ensure_future(turns.run(client, lambda own=client: work(own))) for client in "aaaaaabbc"]  # type: ignore[misc]
         while len(running) < 2:
             await asyncio.sleep(0.001)
@@ -35,7 +35,7 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
         gate.set()
         found = await asyncio.gather(*asked)
         turns.close()
-        assert not turns._num_pieces
+        assert not turns._num_functions
         assert not turns._clients
         return found
 
@@ -47,7 +47,7 @@ def test_who_is_cancelled_gives_its_place_back_when_its_thread_is_free() -> None
     gate = threading.Event()
 
     async def main() -> None:
-        turns = Turns(2, 1)
+        turns = FairThreadPool(2, 1)
         asked = [asyncio.ensure_future(turns.run("a", lambda: gate.wait(30))) for _ in range(3)]
         await asyncio.sleep(0)
         assert await turns.run("b", lambda: "done") == "done"

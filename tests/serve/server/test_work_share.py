@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.work_share import (
+from nanoengine.serve.server.admission.work_share import (
     MOST_OF_STEPS,
     MOST_OTHERS,
     MOST_OWED,

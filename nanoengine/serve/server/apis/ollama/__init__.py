@@ -1,0 +1,1 @@
+"""Ollama's interface (https://docs.ollama.com/api)."""

@@ -1,0 +1,1 @@
+"""OpenAI's interface, with the fields that vLLM has added."""

@@ -1,0 +1,89 @@
+"""Structured outputs of requests: the fields of OpenAI, vLLM and llama.cpp as those of `StructuredOutputs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.serve.server.bodies.protocol import ChatRequest, Generation, Queued
+from nanoengine.serve.server.errors import APIError, api_error_of
+
+
+def is_structured(request: Generation) -> bool:
+    """Whether a request has structured outputs: their schema may be long, and is then read in a thread."""
+    return any((request.response_format, request.structured_outputs, request.json_schema, request.grammar))
+
+
+@contextmanager
+def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the names that the client
+    has sent.
+
+    Raises:
+        InvalidSamplingParams, APIError: the error, with the name of that field.
+    """
+    try:
+        yield
+    except InvalidSamplingParams as error:
+        field = error.field or ""
+        if field.startswith("structured_outputs") and getattr(request, "structured_outputs", None) is None:
+            sent = [name for name in ("response_format", "json_schema", "grammar") if getattr(request, name, None)]
+            field = [*sent, "tools"][0]  # a tool has a schema where nothing else has one
+        named = {**names, **getattr(request, "names", {})}
+        raise InvalidSamplingParams(named.get(field, field), error.args[-1]) from error
+    except (InvalidPrompt, APIError) as error:
+        problem = api_error_of(error)
+        if problem.param == "prompt":
+            problem.param = _field_of_prompt(request)
+            problem.message = re.sub(r"^prompt\b", problem.param, problem.message)
+        raise problem from None
+
+
+def _field_of_prompt(request: Queued) -> str:
+    if isinstance(request, ChatRequest):
+        return getattr(request, "turns", "messages")
+    return "prompt" if isinstance(request, Generation) else "input"
+
+
+def structured_outputs(request: Generation) -> dict[str, Any] | None:
+    """The fields of `StructuredOutputs`; None: the text is free.
+
+    Raises:
+        APIError: a `response_format` of no known type or without its schema, or several fields that each say what the text is.
+    """
+    outputs: dict[str, dict[str, Any]] = {}
+    if (by_format := _of_format(request.response_format)) is not None:
+        outputs["response_format"] = by_format
+    if request.structured_outputs is not None:
+        outputs["structured_outputs"] = request.structured_outputs
+    if request.json_schema is not None:
+        outputs["json_schema"] = {"json": request.json_schema}
+    if request.grammar:
+        outputs["grammar"] = {"grammar": request.grammar}
+    if len(outputs) > 1:
+        raise APIError(400, f"{' and '.join(outputs)} each say what the text is: give one of them", list(outputs)[1])
+    return next(iter(outputs.values()), None)
+
+
+def _of_format(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    kind = None if table is None else table.get("type")
+    if table is None or kind == "text":
+        return None
+    if kind == "json_object":  # llama.cpp takes a schema here
+        schema = table.get("schema")
+        return {"json_object": True} if schema is None else {"json": schema}
+    if kind == "json_schema":
+        inner = table.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        schema = table.get("schema") if schema is None else schema
+        if schema is None:
+            raise APIError(400, "response_format of type json_schema must have json_schema.schema", "response_format")
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": {name: value for name, value in table.items() if name != "type"}}
+    message = "response_format must have a type: text, json_object, json_schema or structural_tag"
+    raise APIError(400, message, "response_format")

@@ -1,0 +1,1 @@
+"""HTTP: the application, its connections, middleware and endpoints, and the page."""
