@@ -145,7 +145,7 @@ def child_config(config: ServerConfig, name: str, socket: str, parts: int) -> Se
         forwarded_allow_ips=None,
         cors_origin=None,
         max_connections=min(2 * config.max_connections, MAX_CONNECTIONS),
-        max_waiting=config.max_waiting // parts,
+        max_waiting=-(-config.max_waiting // parts),
         max_waiting_tokens=max(1, config.max_waiting_tokens // parts),
         max_answer_bytes=max(4, config.max_answer_bytes // parts),
         access_log=False,
