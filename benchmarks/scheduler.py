@@ -44,7 +44,7 @@ from nanoengine.features.sampling.thinking import ThinkingPart
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.speculation import Speculation
 from nanoengine.features.structured.grammars import Grammars
-from nanoengine.features.structured.structured import Structured
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 
 EVERYTHING = "with all capabilities"
 SHARES = {"plenty": 1.0, "a quarter": 0.25}
@@ -112,7 +112,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     time = TimeShare(counts, blocks, num_rows, most, most, is_mixed=False)
     clients, observer = Clients(counts, time, BlockShare(blocks, num_rows, counts), parts), Observer(longest(workload))
     stores += [offload, observer.events]
-    structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
+    structured = GrammarPolicy(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
     pooler = Pooler(PoolingDefaults(), hidden_size=16)  # asked for by nobody too
     thinking = ThinkingPart(cast(Any, None))  # nor is this
     parts += [CommonPrefix(blocks), speculation, offload, collector, thinking, structured, pooler, clients, observer]

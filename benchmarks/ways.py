@@ -22,7 +22,7 @@ from benchmarks.report import ENGINE
 from benchmarks.session import Session
 from nanoengine import LLM, LoRARequest
 from nanoengine.core.sequence import Request
-from nanoengine.features.lora.linear_layers import find_linear_layers
+from nanoengine.features.lora.layer_map import find_linear_layers
 
 RANK = 16
 RECORD = {

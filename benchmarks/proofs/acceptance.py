@@ -15,8 +15,8 @@ from nanoengine import SamplingParams
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.features.structured.structured import Structured
 from nanoengine.features.tool_calls.schemas import NAMED, VALUES
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
@@ -47,7 +47,7 @@ class Acceptance:
         assert fast is not None, "llguidance reads tokenizers of the library tokenizers"
         ids = range(fast.get_vocab_size())
         self._by_text = {self.tokenizer.decode([token]): token for token in ids}
-        self.structured = Structured(Grammars(found.tokenizer, found.config.vocab_size, self.ends), [], None, 1)
+        self.structured = GrammarPolicy(Grammars(found.tokenizer, found.config.vocab_size, self.ends), [], None, 1)
 
     def outputs(self, schema: Any) -> StructuredOutputs:
         """Of a schema that is supported, as JSON Schema has it: objects are open where it is silent.

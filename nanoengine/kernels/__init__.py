@@ -1,1 +1,1 @@
-"""The operations of a transformer's layers but attention: one protocol, a reference in torch, and native ones for the CPU."""
+"""The operations of a transformer's layers and attention: interfaces, a reference in torch, C++ for CPUs, and Triton for GPUs."""

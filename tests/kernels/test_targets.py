@@ -47,7 +47,7 @@ SSE, AVX2 = "x86-64-v2", "x86-64-v3"
 REGISTERS = {"x86-64-v3": "ymm", "x86-64-v4": "zmm", "sapphirerapids": "zmm"}
 """Targets whose machine code is read, and their vectors: AVX2, AVX-512, and that with bfloat16 and AMX."""
 
-TILED = ("linear", "pack", "attention_write", "attention_prefill", "attention_decode")
+TILED = ("linear", "pack", "rotate_and_write", "attention_prefill", "attention_decode")
 """Sources that use tiles, or prepare what others do."""
 
 

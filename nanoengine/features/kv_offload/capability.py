@@ -11,7 +11,7 @@ from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.startup import Startup
 from nanoengine.core.weights import weight_files
 from nanoengine.features.kv_offload.block_copier import BlockCopier
-from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.disk_index import DiskIndex
 from nanoengine.features.kv_offload.file_gate import FileGate
 from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.host_tier import HostTier
@@ -48,7 +48,7 @@ class KVOffload(Capability):
             folder, seed = _open_folder(options, fingerprint(startup), block_bytes)
             startup.blocks.seed = seed  # files are named after hashes
             most_staged = num_pieces + max(STAGING_BLOCKS, STAGING_BYTES // block_bytes)
-            disk = DiskTier(folder.names, folder.path.name, most_staged)
+            disk = DiskIndex(folder.names, folder.path.name, most_staged)
             files = FileThread(folder)
         offload = self.offload = Offload(HostTier(num_slots), disk, len(startup.blocks.layouts), num_pieces)
         parts = startup.runner.parts

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.disk_index import DiskIndex
 from nanoengine.features.kv_offload.host_tier import BlockKey
 from nanoengine.features.kv_offload.offload import Offload
 
@@ -31,7 +31,7 @@ class FileGate(PolicyPart):
         offload: its orders carry the reads.
     """
 
-    def __init__(self, offload: Offload, disk: DiskTier, blocks: BlockManager):
+    def __init__(self, offload: Offload, disk: DiskIndex, blocks: BlockManager):
         self.offload, self.disk, self.blocks = offload, disk, blocks
         self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
         self._too_little = 0  # a number of files that was too small for the next sequence that cannot start yet

@@ -20,7 +20,7 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
-from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.disk_index import DiskIndex
 from nanoengine.features.kv_offload.host_tier import BlockKey, HostBlock, HostTier
 from nanoengine.features.kv_offload.messages import KV_OFFLOAD, Copy, Location, OffloadOrders, Tier
 from nanoengine.features.statistics import Statistics, metric
@@ -54,7 +54,7 @@ class Offload(KVStore, PolicyPart):
         num_pieces: of a snapshot of states; 0: there are none.
     """
 
-    def __init__(self, host: HostTier, disk: DiskTier | None, num_groups: int, num_pieces: int = 0):
+    def __init__(self, host: HostTier, disk: DiskIndex | None, num_groups: int, num_pieces: int = 0):
         self.host, self.disk = host, disk
         self.groups, self.state_groups = range(num_groups), range(num_groups, num_groups + num_pieces)
         self.stats = OffloadStats()

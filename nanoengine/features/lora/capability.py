@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
+from nanoengine.features.lora.adapted_products import AdaptedProducts
 from nanoengine.features.lora.adapters import Adapters
-from nanoengine.features.lora.linear_layers import find_linear_layers
-from nanoengine.features.lora.native_products import NativeProducts
+from nanoengine.features.lora.layer_map import find_linear_layers
+from nanoengine.features.lora.native_products import NativeAdaptedProducts
 from nanoengine.features.lora.options import LoRAOptions
-from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.operations import Kernels
@@ -22,7 +22,7 @@ class LoRA(Capability):
     adapters: Adapters | None = None
     """Set by `policy`; None without `enable_lora`."""
 
-    _products: Products | None = None
+    _products: AdaptedProducts | None = None
 
     def runner(self, startup: Startup) -> None:
         if not startup.config.of(LoRAOptions).enable_lora:
@@ -39,7 +39,7 @@ class LoRA(Capability):
             assert isinstance(runner.recorder, RecordedSteps)
             runner.recorder.variant = lambda: products.is_used
 
-    def _new_products(self, startup: Startup) -> Products:
+    def _new_products(self, startup: Startup) -> AdaptedProducts:
         config, model, kernels = startup.model_config, cast(Any, startup.model), startup.kernels
         assert isinstance(config, ModelConfig)
         assert isinstance(kernels, Kernels)
@@ -48,8 +48,8 @@ class LoRA(Capability):
         rows_of_rank = {number: of_rank[id(weight)] for number, weight in enumerate(matrices) if id(weight) in of_rank}
         if isinstance(kernels, NativeKernels):
             limits = startup.config.of(LoRAOptions).max_loras, startup.config.max_num_batched_tokens
-            return NativeProducts(kernels, matrices, layers, *limits, rows_of_rank)
-        return Products(kernels, matrices, layers, startup.device.torch_device, rows_of_rank)
+            return NativeAdaptedProducts(kernels, matrices, layers, *limits, rows_of_rank)
+        return AdaptedProducts(kernels, matrices, layers, startup.device.torch_device, rows_of_rank)
 
     def policy(self, startup: Startup) -> None:
         options, config = startup.config.of(LoRAOptions), startup.model_config

@@ -1,4 +1,4 @@
-"""NativeProducts: adapters computed by kernels/native/cpp/lora.cpp. The bits of a row do not depend on other rows: see
+"""NativeAdaptedProducts: adapters computed by kernels/native/cpp/lora.cpp. The bits of a row do not depend on other rows: see
 docs/determinism.md.
 
 The product comes in float32; one call adds the low-rank products, and then the bias or the gate, and rounds. The adapters of a
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
+from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows, LowRank, products_of
 from nanoengine.features.lora.adapter import Adapter
-from nanoengine.features.lora.linear_layers import LinearLayer
-from nanoengine.features.lora.products import AdapterRows, LowRank, Products, products_of
+from nanoengine.features.lora.layer_map import LinearLayer
 from nanoengine.kernels.native.addresses import DTYPES, address
 from nanoengine.kernels.native.operations import NativeKernels, normed
 from nanoengine.kernels.native.weights import NativeWeight
@@ -31,7 +31,7 @@ PIECE = struct.Struct("=qqqqqqd")
 """`Piece` of lora.cpp."""
 
 
-class NativeProducts(Products):
+class NativeAdaptedProducts(AdaptedProducts):
     """The products of the native kernels.
 
     Args:

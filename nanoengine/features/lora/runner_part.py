@@ -6,14 +6,14 @@ import numpy as np
 
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import RunnerPart
+from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows
 from nanoengine.features.lora.messages import LORA, AdapterOrders
-from nanoengine.features.lora.products import AdapterRows, Products
 
 NONE = -1
 
 
 class AdapterPart(RunnerPart):
-    def __init__(self, products: Products, num_rows: int):
+    def __init__(self, products: AdaptedProducts, num_rows: int):
         self.products = products
         self._slots = np.full(num_rows, NONE, np.int32)  # of each row
 

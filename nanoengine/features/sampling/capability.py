@@ -5,10 +5,10 @@ from __future__ import annotations
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.sampling.collector import Collector
-from nanoengine.features.sampling.forced_tokens import ThinkingRunner
 from nanoengine.features.sampling.params import MAX_LOGPROBS, SamplingParams
 from nanoengine.features.sampling.runner_part import SamplingPart
 from nanoengine.features.sampling.thinking import ThinkingPart
+from nanoengine.features.sampling.thinking_runner import ThinkingRunnerPart
 
 
 class Sampling(Capability):
@@ -20,7 +20,7 @@ class Sampling(Capability):
 
     def runner(self, startup: Startup) -> None:
         SamplingPart(startup.runner)
-        ThinkingRunner(startup.runner)
+        ThinkingRunnerPart(startup.runner)
 
     def policy(self, startup: Startup) -> None:
         startup.parts += [Collector(), ThinkingPart(startup.tokenizer.decode)]

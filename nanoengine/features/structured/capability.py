@@ -6,14 +6,14 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.speculation.drafter import Drafter
 from nanoengine.features.speculation.verification import DraftVerifier
-from nanoengine.features.structured.forced import ForcedDrafts
+from nanoengine.features.structured.forced_drafts import ForcedDrafts
 from nanoengine.features.structured.grammars import Grammars
-from nanoengine.features.structured.masks import MaskPart
-from nanoengine.features.structured.structured import Structured
+from nanoengine.features.structured.mask_filling import GrammarPolicy
+from nanoengine.features.structured.mask_logits import MaskPart
 
 
 class StructuredOutput(Capability):
-    structured: Structured
+    structured: GrammarPolicy
     """Set by `policy`."""
 
     def runner(self, startup: Startup) -> None:
@@ -26,5 +26,5 @@ class StructuredOutput(Capability):
         grammars = Grammars(startup.tokenizer, startup.model_config.vocab_size, startup.eos_token_ids)
         speculates = any(isinstance(part, Drafter) for part in startup.parts)
         forced = None if speculates else ForcedDrafts(startup.num_rows, startup.model_config.vocab_size)
-        self.structured = Structured(grammars, startup.parts, forced)
+        self.structured = GrammarPolicy(grammars, startup.parts, forced)
         startup.parts.append(self.structured)

@@ -90,7 +90,7 @@ class NativeAttention(AttentionBackend):
         slots, q_heads = slots.contiguous(), 0 if q is None else q.shape[1]
         outputs = address(slots, torch.int64, len(new)), address(q, new.dtype), *_caches(kv, new.dtype)
         dtypes = DTYPES[new.dtype], CACHE_DTYPES[kv[0].dtype]
-        self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(kv[0]))
+        self.c.rotate_and_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(kv[0]))
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, num_shared(runs, spec), *ALONE)

@@ -34,8 +34,8 @@ from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
 from nanoengine.scale.parallel.partition import Partition
 from nanoengine.scale.parallel.states import units_of_ranks
-from nanoengine.scale.worker.elsewhere import FRONT_ONLY, check_shared, replaced
 from nanoengine.scale.worker.member import Member
+from nanoengine.scale.worker.remote_model_options import FRONT_ONLY, check_shared, replaced
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
 PARTITIONED = (SelfAttention, Mixer, MLP, SquaredMLP, SparseMLP, NoPart)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nanoengine.core.config import EngineConfig
 from nanoengine.scale.ray.options import RayOptions
 from nanoengine.scale.replicas.options import num_ranks_of, num_replicas_of
-from nanoengine.scale.worker.elsewhere import FRONT_ONLY, replaced
+from nanoengine.scale.worker.remote_model_options import FRONT_ONLY, replaced
 
 
 class Resources(NamedTuple):

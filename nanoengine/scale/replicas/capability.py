@@ -18,7 +18,7 @@ from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.options import ReplicaOptions, num_ranks_of, num_replicas_of, option_of
-from nanoengine.scale.worker.elsewhere import FRONT_ONLY, check_shared, replaced
+from nanoengine.scale.worker.remote_model_options import FRONT_ONLY, check_shared, replaced
 from nanoengine.sizes import format_bytes
 
 if TYPE_CHECKING:

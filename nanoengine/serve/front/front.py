@@ -23,7 +23,7 @@ from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import END_SECONDS, Child, child_config
 from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.loader import MAX_NAMES, Loader
-from nanoengine.serve.front.memory import Memory
+from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
 from nanoengine.serve.server.admission.admission import quota_of_bodies
@@ -73,7 +73,7 @@ class Front:
     """
 
     def __init__(
-        self, sources: Mapping[str, Source], config: ServerConfig, limits: FrontConfig, memory: Memory | None = None
+        self, sources: Mapping[str, Source], config: ServerConfig, limits: FrontConfig, memory: MemoryPlan | None = None
     ):
         self.config, self.limits = config, limits
         self.name, self.created = f"{len(sources)} models", int(time.time())
@@ -89,7 +89,7 @@ class Front:
             raise InvalidConfig(f"pin names {len(pins)} models: max_loaded_models is {most_loaded}")
         models = [Model(source, source.name in pins) for source in sources.values()]
         seconds = config.shutdown_timeout + END_SECONDS
-        self.loader = Loader(models, limits, seconds, memory or Memory(most_loaded), self._start)
+        self.loader = Loader(models, limits, seconds, memory or MemoryPlan(most_loaded), self._start)
 
     # ---- requests
 

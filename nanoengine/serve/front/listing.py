@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from nanoengine.serve.front.front import Front
-from nanoengine.serve.front.memory import resident
+from nanoengine.serve.front.memory_plan import resident
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.relay import Relay
 from nanoengine.serve.server.apis.json_response import json_response

@@ -15,7 +15,7 @@ from nanoengine.errors import did_you_mean
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
-from nanoengine.serve.front.memory import Memory
+from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.server.errors import RETRY_AFTER, APIError
 from nanoengine.sizes import format_bytes
@@ -42,7 +42,7 @@ class Loader:
         models: list[Model],
         config: FrontConfig,
         end_seconds: float,
-        memory: Memory,
+        memory: MemoryPlan,
         start: Callable[[Source, dict[str, Any]], Awaitable[Child]],
     ):
         self.models, self._config, self._memory = models, config, memory

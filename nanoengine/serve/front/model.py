@@ -11,7 +11,7 @@ from typing import Any
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.headers import Headers, read_headers
-from nanoengine.serve.front.memory import PROCESS_BYTES, resident
+from nanoengine.serve.front.memory_plan import PROCESS_BYTES, resident
 
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause after a load that failed; the first is a second, and each further one twice as long."""

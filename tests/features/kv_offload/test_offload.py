@@ -11,7 +11,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Phase, Request
-from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.disk_index import DiskIndex
 from nanoengine.features.kv_offload.host_tier import HostTier
 from nanoengine.features.kv_offload.messages import FileOutcome, Location, OffloadOrders, Tier
 from nanoengine.features.kv_offload.offload import Offload
@@ -199,7 +199,7 @@ def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_a
 
 
 def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
-    disk, failed, orders = DiskTier(["1" * 32 + "-0"], "model", 5), OffloadOrders(), OffloadOrders()
+    disk, failed, orders = DiskIndex(["1" * 32 + "-0"], "model", 5), OffloadOrders(), OffloadOrders()
     disk.want(failed, (0, b"\x11" * 16), b"tokens")
     disk.invalidate(failed, (0, b"\x22" * 16))
     disk.step_failed(failed, orders)
@@ -217,7 +217,7 @@ def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
 
 
 def test_a_file_that_was_deleted_to_make_room_is_written_again() -> None:
-    disk, orders, key = DiskTier([], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
+    disk, orders, key = DiskIndex([], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
     for answer, num_writes in ((None, 1), (None, 1), ("written", 1), ("gone", 2)):
         if answer is not None:
             disk.answer(FileOutcome(answer, disk.name(key)))
@@ -240,7 +240,7 @@ def test_what_is_not_copied_for_certain_or_is_held_is_not_pushed_out() -> None:
 
 
 def test_a_file_that_was_read_is_for_its_tokens_alone() -> None:
-    disk, orders, key = DiskTier(["11" * 16 + "-0"], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
+    disk, orders, key = DiskIndex(["11" * 16 + "-0"], "model", 5), OffloadOrders(), (0, b"\x11" * 16)
     disk.want(orders, key, b"tokens")
     assert not disk.has(key, b"tokens")
     disk.answer(FileOutcome("read", disk.name(key)))

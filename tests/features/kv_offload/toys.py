@@ -13,7 +13,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.seams import KVLayout, KVStore
 from nanoengine.features.kv_groups.snapshots import Snapshots
-from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.disk_index import DiskIndex
 from nanoengine.features.kv_offload.file_gate import FileGate
 from nanoengine.features.kv_offload.host_tier import HostTier
 from nanoengine.features.kv_offload.messages import KV_OFFLOAD, FileOutcome, FileRead, Location, OffloadOrders, Tier
@@ -167,7 +167,7 @@ def offload_engine(
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
-    disk = None if max_staged is None else DiskTier(model.files, "model", max_staged)
+    disk = None if max_staged is None else DiskIndex(model.files, "model", max_staged)
     offload = Offload(HostTier(num_slots), disk, len(layouts), model.num_pieces)
     kept: list[KVStore] = [offload, *stores]
     blocks = BlockManager(num_blocks, SIZE, layouts, kept, seed=SEED)

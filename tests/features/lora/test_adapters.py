@@ -14,8 +14,8 @@ import torch
 from nanoengine import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidConfig, InvalidRequest, StepFailed
+from nanoengine.features.lora.adapted_products import AdaptedProducts
 from nanoengine.features.lora.adapters import Adapters, adapters_of
-from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
 from tests.e2e.small_engine import Broken, raise_at, sabotage, step
 from tests.features.lora.written import ALL, linear_layers, merged, write_adapter
@@ -54,7 +54,7 @@ def own_adapters(llm: LLM) -> Adapters:
     return adapters_of(llm.engine.scheduler.parts)
 
 
-def own_products(llm: LLM) -> Products:
+def own_products(llm: LLM) -> AdaptedProducts:
     (part,) = (own for own in model_runner(llm).parts if isinstance(own, AdapterPart))
     return part.products
 

@@ -1,4 +1,4 @@
-"""Products with adapters: rows without any have the bits that the kernels give them, rows with one those that they have alone."""
+"""AdaptedProducts: rows without an adapter have the bits that the kernels give them, rows with one those that they have alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.features.lora.linear_layers import LinearLayer
-from nanoengine.features.lora.native_products import NativeProducts
-from nanoengine.features.lora.products import AdapterRows, Products
+from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows
+from nanoengine.features.lora.layer_map import LinearLayer
+from nanoengine.features.lora.native_products import NativeAdaptedProducts
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.operations import Kernels, Norm, Weight
 from nanoengine.kernels.reference.gates import ACTIVATIONS, GATES
@@ -36,12 +36,12 @@ class Drawn:
     adapters: list[dict[str, tuple[Tensor, Tensor, float]]]
     slots: np.ndarray  # of each row; -1: none
 
-    def products(self) -> Products:
+    def products(self) -> AdaptedProducts:
         kernels = self.case.kernels
         if isinstance(kernels, NativeKernels):
             limits = {"max_adapters": NUM_ADAPTERS, "max_rows": self.case.rows}
-            return NativeProducts(kernels, [self.weight], self.layers, **limits)
-        return Products(kernels, [self.weight], self.layers, CPU)
+            return NativeAdaptedProducts(kernels, [self.weight], self.layers, **limits)
+        return AdaptedProducts(kernels, [self.weight], self.layers, CPU)
 
     def delta(self, x: Tensor) -> Tensor:
         """What the adapters add, in float64."""
@@ -160,7 +160,7 @@ def check(kind: Kind, seed: int) -> None:
         vars(case.kernels).pop("product", None)
 
 
-def check_alone(drawn: Drawn, products: Products, call: Call, found: Tensor) -> None:
+def check_alone(drawn: Drawn, products: AdaptedProducts, call: Call, found: Tensor) -> None:
     """Some rows by themselves, and all beside a row that is not finite."""
     case = drawn.case
     some = torch.tensor(case.rng.sample(range(case.rows), case.rng.randint(1, min(case.rows, 9))))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nanoengine import LLM, LoRARequest
-from nanoengine.features.lora.products import _rows_of
+from nanoengine.features.lora.adapted_products import _rows_of
 from tests.e2e.drawn_requests import write_adapters
 from tests.features.lora.test_adapters import GREEDY, SHARED, own_adapters, tokens
 from tests.models.families import family_checkpoint

@@ -19,8 +19,8 @@ from nanoengine.errors import EngineClosed, GrammarsUnavailable, InvalidSampling
 from nanoengine.features.structured import compiler_client
 from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable, Verdict
 from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.features.structured.structured import Structured
 from nanoengine.models.names import DEMO
 from nanoengine.serve.server.errors import api_error_of
 
@@ -175,7 +175,7 @@ def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(g
     assert api_error_of(raised.value).status == 503
     process.command = compiler_client.COMMAND
     grammars.matcher(StructuredOutputs(regex="c"))
-    Structured(grammars, [], None).close()  # as the engine closes its parts
+    GrammarPolicy(grammars, [], None).close()  # as the engine closes its parts
     with pytest.raises(EngineClosed):
         grammars.matcher(StructuredOutputs(regex="a"))
 

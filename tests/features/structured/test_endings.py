@@ -19,7 +19,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, StepFailed
 from nanoengine.features.structured import constraint, structured
 from nanoengine.features.structured.constraint import Constraint
-from nanoengine.features.structured.structured import MASKS, GrammarTooComplex, StepMasks, Structured
+from nanoengine.features.structured.mask_filling import MASKS, GrammarPolicy, GrammarTooComplex, StepMasks
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.serve.server.errors import api_error_of
 from tests.e2e.small_engine import Broken, assert_idle
@@ -36,8 +36,8 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def part_of(llm: LLM) -> Structured:
-    [part] = (part for part in llm.engine.scheduler.parts if isinstance(part, Structured))
+def part_of(llm: LLM) -> GrammarPolicy:
+    [part] = (part for part in llm.engine.scheduler.parts if isinstance(part, GrammarPolicy))
     return part
 
 

@@ -19,8 +19,8 @@ from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.speculation.drafter import until_end
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.grammars import LEAST_BYTES, Grammars
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.features.structured.structured import Structured
 from nanoengine.features.thought import Thought, ThoughtReader
 from nanoengine.models.names import DEMO
 
@@ -160,7 +160,7 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> 
     tokenizer = read_tokenizer(DEMO)
     known = tokenizer.fast.get_vocab_size()
     own = Grammars(tokenizer, known + more, [EOS])
-    part, string = Structured(own, [], None), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
+    part, string = GrammarPolicy(own, [], None), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
     string.read(tokenizer.encode('"'))
     [bits] = part._fill([(string, [])])
     allowed = set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())

@@ -10,10 +10,10 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.sequence import Request
-from nanoengine.features.structured import structured
+from nanoengine.features.structured import mask_filling
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.long_text import MAX_FORCED, LongText
-from nanoengine.features.structured.structured import Structured
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 
 WORDS = "one two, thr\u00e9\u00e9 \U0001f99c "
 
@@ -84,7 +84,7 @@ def test_the_end_of_a_long_text_is_as_of_a_short_one(llm: LLM) -> None:
 def test_nobody_waits_for_a_mask_that_takes_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = {"regex": "[0-9]{90}"}
     alone, said = finish(llm, asked(llm, None)), finish(llm, asked(llm, digits, n=2))
-    part = next(own for own in llm.engine.scheduler.parts if isinstance(own, Structured))
+    part = next(own for own in llm.engine.scheduler.parts if isinstance(own, GrammarPolicy))
     ready, fill, num_filled = threading.Event(), Constraint.fill_ahead, []
 
     def late(own: Constraint, num_words: int) -> Any:
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_mask_that_takes_long(llm: LLM, monkeypatch: pytest.M
         return fill(own, num_words)
 
     monkeypatch.setattr(Constraint, "fill_ahead", late)
-    monkeypatch.setattr(structured, "MAX_WAIT", 0.0)
+    monkeypatch.setattr(mask_filling, "MAX_WAIT", 0.0)
     slow = asked(llm, digits, n=2)
     llm.engine.step()
     llm.engine.step()

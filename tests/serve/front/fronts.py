@@ -17,7 +17,7 @@ from nanoengine.serve.front import child as child_module
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.config import FrontConfig
 from nanoengine.serve.front.front import Front
-from nanoengine.serve.front.memory import Memory
+from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.run import FrontServer
 from nanoengine.serve.server.config import ServerConfig
 from tests.serve.server.running import Server as OneModel
@@ -50,7 +50,7 @@ class FrontOfToys:
         checked = EngineConfig(model="toy", **options)
         sources = {name: Source(name, model, options, checked) for name, model in models.items()}
         self.front = Front(
-            sources, ServerConfig(port=0, **config), FrontConfig(**(limits or {})), Memory(3, lambda: available)
+            sources, ServerConfig(port=0, **config), FrontConfig(**(limits or {})), MemoryPlan(3, lambda: available)
         )
         self._over = threading.Event()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -25,7 +25,7 @@ from nanoengine.builder import build_engine, read_config
 from nanoengine.serve.front import child as child_module
 from nanoengine.serve.front import front as front_module
 from nanoengine.serve.front import relay as relay_module
-from nanoengine.serve.front.memory import PROCESS_BYTES
+from nanoengine.serve.front.memory_plan import PROCESS_BYTES
 from nanoengine.serve.server.serve import _defaults
 from tests.serve.front.fronts import MIB, TOY, FrontOfToys
 from tests.serve.front.interfaces import OF_REAL, OF_TOYS, Interface

@@ -13,7 +13,7 @@ import pytest
 
 from nanoengine.serve.front import front as front_module
 from nanoengine.serve.front import relay as relay_module
-from nanoengine.serve.front.memory import PROCESS_BYTES
+from nanoengine.serve.front.memory_plan import PROCESS_BYTES
 from tests.serve.front.fronts import MIB, FrontOfToys
 from tests.serve.server.running import body_of, in_thread, post_bytes, read_all, until
 

@@ -16,7 +16,7 @@ from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig
 from nanoengine.serve.front.loader import Loader
-from nanoengine.serve.front.memory import PROCESS_BYTES, Memory
+from nanoengine.serve.front.memory_plan import PROCESS_BYTES, MemoryPlan
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.upstream import NoAnswer
 from nanoengine.serve.server.errors import APIError
@@ -55,7 +55,7 @@ class House:
         free = int(available * NEED)
         checked = EngineConfig(model="nowhere", kv_cache_memory=100 * MIB)
         models = [Model(Source(name, "nowhere", {}, checked), name in pinned) for name in names]
-        memory = Memory(3, lambda: free)  # processes that are none have touched nothing
+        memory = MemoryPlan(3, lambda: free)  # processes that are none have touched nothing
         self.loader = Loader(models, FrontConfig(**config), 1.0, memory, self._start)
         self.models = {model.name: model for model in models}
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from nanoengine.core.scheduler import Scheduler
-from nanoengine.features.structured.structured import Structured
+from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.serve.server.http.app import make_app
 from nanoengine.serve.server.served_model import ServedModel
 from tests.serve.server.conftest import MakeServer
@@ -106,7 +106,7 @@ def test_a_grammar_is_compiled_anew_for_another_client(demo: Server, monkeypatch
     def compiled() -> int:
         def count(engine: Any) -> int:
             scheduler: Scheduler = engine.scheduler
-            return next(own for own in scheduler.parts if isinstance(own, Structured)).grammars.num_compiled
+            return next(own for own in scheduler.parts if isinstance(own, GrammarPolicy)).grammars.num_compiled
 
         return int(demo.call(count))
 

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from nanoengine.features.structured.long_text import LongText
-from nanoengine.features.structured.structured import StepMasks
+from nanoengine.features.structured.mask_filling import StepMasks
 from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from nanoengine.serve.server.admission.text_threads import TextThreads
 from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS

@@ -44,10 +44,10 @@ struct Q8_0 {
     static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
 };
 
-// Eight runs of 32 numbers, two of them in 32 bytes. Each has a scale and a minimum of six bits, in twelve bytes: four hold the
+// Q4_K and Q5_K: eight runs of 32 numbers, two of them in 32 bytes. Each has a scale and a minimum of six bits, in twelve bytes: four hold the
 // first four scales, four the first four minimums, and four the lower halves of the other four scales and minimums, whose upper two
 // bits top the first eight bytes.
-template <bool FIFTH> struct Runs {
+template <bool FIFTH> struct KBlock {
     static constexpr int BITS = FIFTH ? 5 : 4, BYTES = FIFTH ? 176 : 144;
     static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
         const uint8_t* halves = block + (FIFTH ? 48 : 16) + run / 2 * 32;

@@ -86,8 +86,8 @@ void pack_blocks(int number, int64_t code, const uint8_t* blocks, uint8_t* panel
         case 2: return pack_blocks<Small<5, false>>(format, blocks, panels, rows, inputs);
         case 3: return pack_blocks<Small<5, true>>(format, blocks, panels, rows, inputs);
         case 4: return pack_blocks<Q8_0>(format, blocks, panels, rows, inputs);
-        case 5: return pack_blocks<Runs<false>>(format, blocks, panels, rows, inputs);
-        case 6: return pack_blocks<Runs<true>>(format, blocks, panels, rows, inputs);
+        case 5: return pack_blocks<KBlock<false>>(format, blocks, panels, rows, inputs);
+        case 6: return pack_blocks<KBlock<true>>(format, blocks, panels, rows, inputs);
         case 7: return pack_blocks<Q6_K>(format, blocks, panels, rows, inputs);
         case 8: return pack_blocks<Q3_K>(format, blocks, panels, rows, inputs);
         case 9: return pack_blocks<Small<4, false>>(format, blocks, panels, rows, inputs);  // IQ4_NL: places in a codebook

@@ -1,4 +1,4 @@
-"""Replies: the next turn of a conversation, for interfaces that are translated to and from /v1/chat/completions.
+"""Writer: an answer as the events or the body of an interface that is translated to and from /v1/chat/completions.
 
 An interface makes a `ChatRequest` from the request of its client, and a `Writer` makes the shapes of its answer. Chat completions
 have no `Writer`: with `n` choices, log probabilities and token ids they have the code of completions (`ChoicesAnswer`).

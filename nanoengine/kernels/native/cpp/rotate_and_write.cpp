@@ -163,7 +163,7 @@ void write(Strided<T> q, Strided<T> k, Strided<T> v, const float* q_weight, cons
 // q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null:
 // q_weight and k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is
 // rotated; q, if q_heads is 0.
-extern "C" void attention_write(int dtype, int cache_dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
+extern "C" void rotate_and_write(int dtype, int cache_dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
                                 size_t v_stride, const float* q_weight, const float* k_weight, float eps, const float* cosines,
                                 const float* sines, size_t angle_stride, const int64_t* slots, void* q_out, void* k_cache,
                                 void* v_cache, size_t tokens, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
@@ -174,4 +174,4 @@ extern "C" void attention_write(int dtype, int cache_dtype, const void* q, size_
                     eps, cosines, sines, angle_stride, slots, (T*)q_out, (S*)k_cache, (S*)v_cache, tokens, q_heads, kv);
     });
 }
-RECORDABLE(attention_write)
+RECORDABLE(rotate_and_write)

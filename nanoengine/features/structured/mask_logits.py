@@ -1,4 +1,4 @@
-"""GrammarMasks: sets the logits of tokens outside of the masks of a step to -inf."""
+"""GrammarMaskProcessor: sets the logits of tokens outside of the masks of a step to -inf."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.core.sampler import LogitsProcessor
 from nanoengine.features.sampling.token_masks import apply_masks
-from nanoengine.features.structured.structured import MASKS, StepMasks
+from nanoengine.features.structured.mask_filling import MASKS, StepMasks
 
 
-class GrammarMasks(LogitsProcessor):
+class GrammarMaskProcessor(LogitsProcessor):
     """The processor of grammar masks. It waits for them behind the forward pass."""
 
     def __init__(self, device: Device):
@@ -32,7 +32,7 @@ class MaskPart(RunnerPart):
     """The runner's part of masks: it passes those of a plan to the processor."""
 
     def __init__(self, runner: ModelRunner):
-        self.processor = GrammarMasks(runner.device)
+        self.processor = GrammarMaskProcessor(runner.device)
         runner.sampler.processors.append(self.processor)
         runner.parts.append(self)
 

@@ -27,7 +27,7 @@ class ForcedTokens(LogitsProcessor):
             logits[number, token] = logit
 
 
-class ThinkingRunner(RunnerPart):
+class ThinkingRunnerPart(RunnerPart):
     """Carries out `ThoughtsEnd`."""
 
     def __init__(self, runner: ModelRunner):

@@ -1,4 +1,4 @@
-"""Structured: follows the text of constrained sequences, and fills the masks of each step while it is computed."""
+"""GrammarPolicy: follows the text of constrained sequences, and fills the masks of each step while it is computed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _filled(rows: list[tuple[int, int]], bits: np.ndarray) -> StepMasks:
     return StepMasks(rows, filled)
 
 
-class Structured(PolicyPart):
+class GrammarPolicy(PolicyPart):
     """The policy's part of grammars. A constrained sequence is in one step at a time, since the mask of a token depends on the
     token before it. Other sequences overlap.
 

@@ -1,4 +1,4 @@
-"""DiskTier: an index of the blocks that may be in files, and of the files that are in memory on their way to the pool.
+"""DiskIndex: an index of the blocks that may be in files, and of the files that are in memory on their way to the pool.
 
 Files are read, written and deleted by the runner's part, beside the steps, in the order of the orders. The index may be wrong:
 other processes may have deleted or damaged a file. Its header and checksum are compared when it is read.
@@ -14,7 +14,7 @@ from nanoengine.features.kv_offload.host_tier import BlockKey
 from nanoengine.features.kv_offload.messages import Copy, FileOutcome, FileRead, Location, OffloadOrders, Tier
 
 
-class DiskTier:
+class DiskIndex:
     """The index of files, one for each block, named after its hash and its KV group.
 
     Args:

@@ -1,4 +1,4 @@
-"""Products: the linear layers of a model with adapters, in plain torch, on any device.
+"""AdaptedProducts: adds adapters to the products of a model's kernels, in plain torch, on any device.
 
 It replaces `product` of the model's kernels. In a step without adapters, and for matrices without adapters, the result is that of
 the kernels.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
-from nanoengine.features.lora.linear_layers import LinearLayer
+from nanoengine.features.lora.layer_map import LinearLayer
 from nanoengine.kernels.operations import Kernels, Norm
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -73,7 +73,7 @@ def _rows_of(first: int, b: Tensor, ranges: Sequence[range]) -> tuple[int, Tenso
     return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]
 
 
-class Products:
+class AdaptedProducts:
     """The adapters of a model on its device, and the rows of the step that have them.
 
     Args:

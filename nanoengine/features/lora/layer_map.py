@@ -1,5 +1,6 @@
-"""LinearLayer: the rows of a linear layer of a checkpoint in a matrix of the model. A matrix often has several linear layers, and
-its rows may have another order.
+"""Layer map: the rows of each linear layer of a checkpoint in a matrix of the model, where adapters add to them.
+
+A matrix often has several linear layers, and its rows may have another order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory: how much models take, and whether one more fits."""
+"""MemoryPlan: how much memory models need, and whether one more fits. `Loader` makes the room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KV_BYTES = 4 << 30
 """The largest K/V pool of a model whose options say nothing of it, as that of one model alone."""
 
 
-class Memory:
+class MemoryPlan:
     """Of this machine.
 
     Args:
