@@ -47,9 +47,9 @@ class Case(NamedTuple):
 
     def before(self, sample: int) -> list[int]:
         """The drafts that stand before a sample."""
-        if sample not in self.pool_layers:
+        if sample not in self.places:
             return []
-        number, depth = self.pool_layers[sample]
+        number, depth = self.places[sample]
         return list(self.runs[number].drafts[:depth])
 
 
@@ -90,8 +90,8 @@ def test_a_draft_is_accepted_if_it_and_all_before_it_were_sampled(case: Case) ->
     counts = [verified(run.drafts, case.tokens[start:]) for run, start in zip(case.runs, starts, strict=False)]
     assert found.num_accepted.tolist() == counts
     for sample in range(len(case.tokens)):
-        if sample in case.pool_layers:
-            number, depth = case.pool_layers[sample]
+        if sample in case.places:
+            number, depth = case.places[sample]
             assert found.is_token[sample] == (depth <= counts[number])
         else:
             assert found.is_token[sample]

@@ -17,7 +17,7 @@ from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NoTokenLeft
 from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, StepFailed
-from nanoengine.features.structured import constraint, structured
+from nanoengine.features.structured import constraint, mask_filling
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.mask_filling import MASKS, GrammarPolicy, GrammarTooComplex, StepMasks
 from nanoengine.models.fetch import DOWNLOADS
@@ -98,7 +98,7 @@ def test_a_grammar_that_takes_too_much_ends_its_request_by_name(llm: LLM) -> Non
 def test_a_grammar_that_is_slow_again_and_again_ends_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = SamplingParams(seed=1, max_tokens=30)
     [alone] = llm.generate("def g", beside, use_tqdm=False)
-    for module in (constraint, structured):
+    for module in (constraint, mask_filling):
         monkeypatch.setattr(module, "SLOW", -1)  # any time is too much
     slow = SamplingParams(seed=1, max_tokens=30, structured_outputs={"regex": "[a-z]{9}"})
     with pytest.raises(StepFailed, match="again and again") as failed:
