@@ -31,9 +31,17 @@ class ProcessEnded(Exception):
     def __init__(self, status: int | None, is_set_up: bool, error: Exception):
         words = "did not go on" if status is None else f"ended with status {status}"
         if status is not None and status < 0:
-            words = f"was ended by {signal.Signals(-status).name}"
+            words = f"was ended by {signal_name(-status)}"
         super().__init__(f"{words} ({error})")
         self.status, self.is_set_up = status, is_set_up
+
+
+def signal_name(number: int) -> str:
+    """Such as SIGKILL; of signals without a name, the number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of real time
+        return f"signal {number}"
 
 
 class ChildProcess:

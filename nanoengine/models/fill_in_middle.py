@@ -71,6 +71,7 @@ def fill_tokens(tokenizer: ModelTokenizer) -> FillTokens:
             prefix, suffix, middle = names
             return FillTokens(prefix, suffix, middle, next(iter(files), ""), tuple(sorted(ends)))
     raise InvalidPrompt(
-        f"{tokenizer.name} has no tokens for filling in the middle, such as {NAMES[0][0]}: leave the suffix out, or use a model"
-        " of code that was trained to fill"
+        "suffix",
+        f" cannot be used: {tokenizer.name} has no tokens for filling in the middle, such as {NAMES[0][0]}: leave the suffix"
+        " out, or use a model of code that was trained to fill",
     )

@@ -40,8 +40,8 @@ class TemplateClient:
             answer = self.process.ask(marshal.dumps((template, values)))
         except ProcessEnded as error:
             why = DEATHS.get(error.status, f"was not rendered, its process {error}: ask again")
-            raise InvalidPrompt(f"the chat template {why}") from error
+            raise InvalidPrompt("", f"the chat template {why}") from error
         text = answer[1:].decode(errors="surrogatepass")
         if answer[:1] != limits.OK:
-            raise InvalidPrompt(f"the chat template refused the messages: {text}")
+            raise InvalidPrompt("", f"the chat template refused the messages: {text}")
         return text

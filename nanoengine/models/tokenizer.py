@@ -126,7 +126,8 @@ class ModelTokenizer(core.Tokenizer, ABC):
         name = "tool_use" if with_tools and "tool_use" in templates else "default"
         if name not in templates:
             raise InvalidPrompt(
-                f"{self.name} has no chat template: complete a plain prompt, or give it one by the option chat_template"
+                "",
+                f"{self.name} has no chat template: complete a plain prompt, or give it one by the option chat_template",
             )
         return templates[name]
 

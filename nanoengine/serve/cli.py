@@ -1,4 +1,4 @@
-"""The `nanoengine` command: demo, generate, chat, run, serve, models, show, fetch."""
+"""The `nanoengine` command: demo, generate, chat, run, serve, ps, models, show, fetch."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _talk(args: argparse.Namespace, model: str, words: Sequence[str]) -> None:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
+    """Serve a model, or several, over HTTP, as clients of OpenAI and vLLM expect it."""
     from nanoengine.serve.command import run
 
     run(args)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from nanoengine.child_process import signal_name
 from nanoengine.log import child_log_arguments, show_log
 
 logger = logging.getLogger("nanoengine")
@@ -75,7 +76,7 @@ def ending_of(process: subprocess.Popen[bytes]) -> str:
     if status >= 0:
         return f"has ended with exit code {status}"
     with suppress(ValueError):  # a signal without a name
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {signal_name(-status)}"
     return f"was killed by signal {-status}"
 
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nanoengine.child_process import signal_name
 from nanoengine.serve.front.upstream import NoAnswer, request
 from nanoengine.serve.server.config import TLS, ServerConfig
 
@@ -86,7 +86,7 @@ class Child:
         """Why it ended."""
         status = self.process.returncode
         if status is not None and status < 0:
-            return f"its process was ended by {signal.Signals(-status).name}"
+            return f"its process was ended by {signal_name(-status)}"
         return self._last_line or f"its process ended with status {status}"
 
     async def end(self, seconds: float) -> None:
@@ -119,10 +119,12 @@ class Child:
             with contextlib.suppress(ValueError):  # longer than MAX_LINE_BYTES
                 line = await self.process.stderr.readline()
             if text := line.decode(errors="replace").strip():
-                fields = {"level": "warning", "message": text}  # of another library
-                with contextlib.suppress(ValueError, TypeError, RecursionError):
-                    fields |= json.loads(text)
-                self._last_line = str(fields["message"])
+                fields: dict[str, Any] = {"level": "warning", "message": text}  # of another library
+                with contextlib.suppress(ValueError, RecursionError):
+                    table = json.loads(text)
+                    if isinstance(table, dict) and all(isinstance(table.get(key), str) for key in fields):
+                        fields = table
+                self._last_line = fields["message"]
                 with contextlib.suppress(OSError):  # nobody reads ours any more; the process must not wait for that
                     self._log(fields)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.serve.front import listing, operations
 from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.relay import Relay
+from nanoengine.serve.front.upstream import NoAnswer
 from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.http import endpoints as of_one
 from nanoengine.serve.server.http.endpoint import LINES, Access, Endpoint
@@ -52,9 +54,17 @@ async def _adapters(http: HTTPRequest, front: Front) -> ASGIApp:
     relay = await _named_in_query(http, front)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await relay(scope, receive, send)
-        if relay.model.child is not None:
-            relay.model.served = await relay.model.child.ready()
+        async def send_late(message: Message) -> None:
+            """The last piece of the answer is sent when the names are known: the client may use one at once."""
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and (child := relay.model.child) is not None:
+                with contextlib.suppress(NoAnswer):
+                    served = await child.ready()
+                    if relay.model.child is child:
+                        relay.model.served = served
+            await send(message)
+
+        await relay(scope, receive, send_late)
 
     return answer
 

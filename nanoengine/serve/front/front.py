@@ -82,7 +82,7 @@ class Front:
         self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
         self._parts = min(limits.max_loaded_models, len(sources))
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
-        pins, most_loaded = limits.pin or (), limits.max_loaded_models
+        pins, most_loaded = tuple(dict.fromkeys(limits.pin or ())), limits.max_loaded_models
         if missing := [name for name in pins if name not in sources]:
             raise InvalidConfig(f"pin names {shown(missing[0])}, no model here{did_you_mean(missing[0], sources)}")
         if len(pins) > most_loaded:
@@ -164,9 +164,8 @@ class Front:
     async def run(self) -> None:
         """Load pinned models, then what is requested, and watch all processes."""
         tasks = [self.loader.loaded(model) for model in self.loader.models if model.is_pinned]
-        await asyncio.gather(
-            self.loader.run(), self._watch(), *tasks, return_exceptions=True
-        )  # failures are in the log
+        pinned = asyncio.gather(*tasks, return_exceptions=True)  # a load that fails is in the log
+        await asyncio.gather(self.loader.run(), self._watch(), pinned)
 
     async def _watch(self) -> None:
         """Kill processes whose servers do not answer, or say that they do not serve, several times in a row: their models are

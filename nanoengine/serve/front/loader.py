@@ -22,6 +22,8 @@ from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine.serve.front")
 
+SHUTTING_DOWN = APIError(503, "the server is shutting down", headers=RETRY_AFTER)
+
 MAX_NAMES = 20
 """Names of models in a message."""
 
@@ -51,7 +53,8 @@ class Loader:
         self._waiting: dict[Model, set[asyncio.Future[None]]] = {}  # in the order of their first requests
         self._wake = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._unloads: set[asyncio.Task[None]] = set()
+        self._unloads: set[asyncio.Task[bool]] = set()
+        self._is_closed = False
 
     # ---- requests
 
@@ -89,6 +92,8 @@ class Loader:
         if now:
             model.retry_at = 0.0
         while model.state is not State.LOADED:
+            if self._is_closed:
+                raise SHUTTING_DOWN
             if (seconds := model.retry_at - time.monotonic()) > 0:
                 raise _failed(model, seconds)
             future = asyncio.get_running_loop().create_future()
@@ -120,6 +125,10 @@ class Loader:
                         await self._load(model)
             except APIError as error:
                 problem = error
+            except Exception as error:  # an error of ours: those who wait get an answer, and others are loaded
+                logger.exception("%s: loading has failed", model.name)
+                model.failed(str(error))
+                problem = _failed(model, model.retry_at - time.monotonic())
             self._answer(model, problem)
 
     def _answer(self, model: Model, problem: APIError | None) -> None:
@@ -191,8 +200,8 @@ class Loader:
         holders = "; ".join(f"{one.name} has {format_bytes(one.need)} ({use})" for one, use in uses.items())
         return f"{text}; {holders}; try again later" if holders else f"{text}; lower its kv_cache_memory"
 
-    async def unload(self, model: Model) -> None:
-        """End the process of a model, unless it has requests by then; returns when its memory is free."""
+    async def unload(self, model: Model) -> bool:
+        """End the process of a model; returns when its memory is free. False: it has requests by then."""
         async with model.lock:
             if (child := model.child) is not None and not model.num_running:
                 model.state = State.UNLOADING
@@ -200,11 +209,13 @@ class Loader:
                 await child.end(self._end_seconds)
                 model.gone()
                 logger.info("%s: unloaded", model.name)
+        return model.child is None
 
     async def close(self) -> None:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
+        self._is_closed = True
         for model in list(self._waiting):
-            self._answer(model, APIError(503, "the server is shutting down", headers=RETRY_AFTER))
+            self._answer(model, SHUTTING_DOWN)
         for model in self.in_memory:
             model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))

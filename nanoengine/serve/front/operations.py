@@ -51,9 +51,8 @@ async def unload_model(http: HTTPRequest, front: Front) -> Response:
     """Unload a model without requests; the answer comes when its memory is free."""
     _, envelope = await front.read(http)
     model = front.model_of(envelope.model)
-    if model.num_running:
+    if model.num_running or not await front.loader.unload(model):
         raise APIError(503, f"the model {model.name} has {model.num_running} requests: try again", headers=RETRY_AFTER)
-    await front.loader.unload(model)
     return json_response({"success": True})
 
 

@@ -118,11 +118,19 @@ class Relay:
     async def _relay(self, child: Child, scope: Scope, outgoing: Outgoing) -> None:
         query = scope["query_string"].decode("latin-1")
         target = quote(scope["path"]) + (f"?{query}" if query else "")
-        async with request(child.socket, scope["method"], target, headers_for_child(scope), self.body) as answer:
+        method = (
+            "GET" if scope["method"] == "HEAD" else scope["method"]
+        )  # the server leaves the body of an answer to HEAD out
+        async with request(child.socket, method, target, headers_for_child(scope), self.body) as answer:
             if not outgoing.has_begun:
                 await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
             elif answer.status != HTTPStatus.OK:
-                error = last_event(scope["path"], msgspec.json.decode(await answer.body()))
+                body = await answer.body()
+                try:
+                    error = last_event(scope["path"], msgspec.json.decode(body))
+                except (msgspec.DecodeError, KeyError, TypeError):  # of a server that is broken
+                    table = APIError(answer.status, f"status {answer.status}").table(scope["path"])
+                    error = last_event(scope["path"], table)
                 await outgoing.write(error, more=False)
                 return
             answer.write_now = outgoing.write_now

@@ -120,7 +120,10 @@ def api_error_of(error: BaseException) -> APIError:
         error = error.__cause__
     if isinstance(error, USER_ERRORS):
         default = "prompt" if isinstance(error, InvalidPrompt) else ""
-        field, code = re.match(r"\w+", error.field or default), TOO_LONG if isinstance(error, PromptTooLong) else None
+        field, code = (
+            re.match(r"\w+", default if error.field is None else error.field),
+            TOO_LONG if isinstance(error, PromptTooLong) else None,
+        )
         return APIError(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
         return APIError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))

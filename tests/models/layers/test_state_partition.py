@@ -1,4 +1,4 @@
-"""Which outputs of a layer with states are computed here: all of them; ranks have some (tests/scale/parallel/test_shares.py)."""
+"""Which outputs of a layer with states are computed here: all; ranks have some (tests/scale/parallel/test_partition.py)."""
 
 from __future__ import annotations
 

@@ -259,6 +259,36 @@ def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
     run(test)
 
 
+def test_an_unload_behind_which_a_request_came_says_that_nothing_was_unloaded() -> None:
+    async def test(house: House) -> None:
+        await house.use("a")
+        model = house.models["a"]
+        async with model.lock:
+            unload = asyncio.create_task(house.loader.unload(model))
+            await asyncio.sleep(0)
+            end = asyncio.Event()
+            request = asyncio.create_task(house.use("a", end.wait()))
+            await asyncio.sleep(0)
+        assert not await unload
+        assert model.is_loaded
+        end.set()
+        await request
+        assert await house.loader.unload(model)
+
+    run(test)
+
+
+def test_an_error_of_the_loader_is_that_of_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House) -> None:
+        monkeypatch.setattr(house.models["a"], "read", None)
+        with pytest.raises(APIError, match="the model a failed to load"):
+            await house.use("a")
+        await house.use("b")
+        assert house.loaded == "b"
+
+    run(test)
+
+
 def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
     async def test(house: House) -> None:
         await house.use("a")
@@ -268,6 +298,8 @@ def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
         await house.loader.close()
         with pytest.raises(APIError, match="shutting down"):
             await request
+        with pytest.raises(APIError, match="shutting down"):
+            await house.use("c")
         assert all(toy.ended.done() for toy in house.started)
 
     run(test)

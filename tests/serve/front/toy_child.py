@@ -52,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         prompt = request.get("prompt", "")
         if prompt == "wait":
+            print('{"level": 30, "message": "of another library"}', file=sys.stderr)
             print("waits", file=sys.stderr, flush=True)
             while self.connection.recv(1):
                 pass

@@ -60,7 +60,7 @@ class LlamaRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: 
     async def answer(
         self, http: HTTPRequest, serving: ServedModel, text: str, ends: list[int]
     ) -> Response | EventStream:
-        """Go on with a text, up to one of the tokens `ends`. Raises as `replies.reply`."""
+        """Go on with a text, up to one of the tokens `ends`. Raises as `writer.reply`."""
         limit = self.n_predict
         request = TranslatedRequest(
             model=self.model,

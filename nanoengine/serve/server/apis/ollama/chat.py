@@ -1,6 +1,6 @@
 """Ollama's interface: /api/chat, /api/generate and the endpoints that its clients call before (https://docs.ollama.com/api).
 
-Streams are lines of JSON, and the default. No model is loaded or unloaded.
+Streams are lines of JSON, and the default. The server of one model loads and unloads none.
 """
 
 from __future__ import annotations
