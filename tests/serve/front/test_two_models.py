@@ -125,6 +125,7 @@ def test_ps_shows_the_states(server: Any, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_front_has_no_torch(server: Any) -> None:
+    server.post("/models/load", {"model": "long"})
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "libtorch" not in maps
     assert "libtorch" in Path(f"/proc/{_pids(server)[-1]}/maps").read_text()
