@@ -54,15 +54,19 @@ async def _adapters(http: HTTPRequest, front: Front) -> ASGIApp:
     relay = await _named_in_query(http, front)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        held: list[Message] = []
+
         async def send_late(message: Message) -> None:
-            """The last piece of the answer is sent when the names are known: the client may use one at once."""
-            is_last = message["type"] == "http.response.body" and not message.get("more_body")
-            if is_last and (child := relay.model.child) is not None:
-                with contextlib.suppress(NoAnswer):
+            """The answer is sent when the names are known: its client may use one at once."""
+            held.append(message)
+            if message["type"] == "http.response.start" or message.get("more_body"):
+                return
+            with contextlib.suppress(NoAnswer):
+                if (child := relay.model.child) is not None:
                     served = await child.ready()
-                    if relay.model.child is child:
-                        relay.model.served = served
-            await send(message)
+                    relay.model.served = served if relay.model.child is child else relay.model.served
+            for one in held:
+                await send(one)
 
         await relay(scope, receive, send_late)
 
