@@ -83,6 +83,8 @@ class Accounts:
             self.charge_due()
             self._divide(step)
         predicted = self.cost.of(self._work)
+        if self.clock is not None and not self.cost.is_measured:
+            predicted = 0.0  # it is no time yet; what the step took is charged with its result
         self._due += predicted
         if self.clock is not None:
             self._in_flight[step.number] = _PendingCharge(self._began, self._work, self._parts, predicted, is_new)

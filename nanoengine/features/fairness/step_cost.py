@@ -126,7 +126,7 @@ class StepCost:
     def __init__(self) -> None:
         self.decodes, self.prompts, self.rates = Curve(FIRST_DECODES), Curve(FIRST_PROMPTS), FIRST_RATES
         self._num_measured = [0.0] * len(FIRST_RATES)  # for each rate, the sum of its parts of measured steps
-        self._is_measured = False
+        self.is_measured = False
 
     def of(self, work: Work) -> float:
         """Seconds of a step; before any was measured, in units of FIRST_RATES."""
@@ -152,8 +152,8 @@ class StepCost:
         """Learn from a step with this work and its measured time."""
         others = self._others(work)
         predicted = self.of_tokens(work.rows, work.prompt_tokens) + sum(others)
-        if not self._is_measured:  # only the unit is wrong
-            ratio, self._is_measured = seconds / predicted, True
+        if not self.is_measured:  # only the unit is wrong
+            ratio, self.is_measured = seconds / predicted, True
             self.rates = Rates(*(ratio * rate for rate in self.rates))
             for curve in (self.decodes, self.prompts):
                 curve.seconds = [ratio * time for time in curve.seconds]

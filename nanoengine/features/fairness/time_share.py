@@ -165,7 +165,7 @@ class TimeShare(PolicyPart):
         """Divide the remaining time of a step with so many rows and tokens of prompts among the prompts of other clients."""
         of_tokens = self.cost.of_tokens
         least = of_tokens(num_rows, max(1, num_tokens))
-        left -= least - of_tokens(num_rows, num_tokens)  # the cost of prompts at all
+        left -= max(0.0, least - of_tokens(num_rows, num_tokens))  # the cost of prompts at all
         most = self.cost.prompts.most(least + left) - num_rows - num_tokens
         self._left, self._of_token = dict.fromkeys(clients, left / len(clients)), left / max(1.0, most)
 
