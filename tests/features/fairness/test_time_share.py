@@ -265,6 +265,23 @@ def test_drafts_of_others_do_not_make_a_step_longer(num_drafts: int) -> None:
     run(engine, [])
 
 
+def test_a_step_to_learn_the_time_of_decodes_has_no_prompts_however_slow_they_were_measured() -> None:
+    now, recorder = 0.0, Recorder()
+    engine, time = shared_engine(**ROOM, policy="mixed", parts=[recorder])
+    time.accounts.clock = lambda: now
+    time.cost.is_measured = True
+    time.cost.decodes.seconds = [100.0 * seconds for seconds in time.cost.decodes.seconds]
+    for number in range(8):
+        submit(engine, 500 + number, "heavy", 2)
+    light = submit(engine, 5, "light", 20)
+    while not light.finished:
+        engine.step()
+        now += 1.0
+    assert any(step.decodes and not step.runs for step in recorder.steps)
+    for request in list(engine.requests):
+        engine.abort(request)
+
+
 class Shared(Drafted):
     """Requests of three clients, who share blocks and time."""
 
