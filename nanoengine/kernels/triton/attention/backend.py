@@ -19,9 +19,6 @@ BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = range(16, 257, 16)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-SHORTEST_WHOLE = 128
-"""Tokens of a step from which on K and V stay beside the queries, for a prompt that is computed from them."""
-
 CAPABILITY = (8, 0)
 """The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
 
@@ -47,7 +44,6 @@ class TritonAttention(AttentionBackend):
         from nanoengine.kernels.triton.attention.paged_decode import paged_decode
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
-        from nanoengine.kernels.triton.attention.whole_prompt import can_attend, keys_and_values, whole_prompt
         from nanoengine.kernels.triton.workspace import Workspace
 
         self.block_size = block_size
@@ -55,15 +51,9 @@ class TritonAttention(AttentionBackend):
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode = paged_prefill, paged_decode
         self._int8_views = views
-        self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
-        self._fused_qkv = 0  # address of the last projection in which K and V stay behind the queries
         self.flash_prompt = 0
         """New tokens of the longest run from which on flash-attn 4 computes a step's prompts; 0: never. It must be prepared."""
-
-    @property
-    def knows_whole_prompts(self) -> bool:  # type: ignore[override]
-        return bool(self.tuning.whole_prompt_tile)
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -86,18 +76,15 @@ class TritonAttention(AttentionBackend):
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        views, scales = self.views(kv)
-        in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
-        self._fused_qkv = qkv.untyped_storage().data_ptr() if in_place else 0
-        options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
-        return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
+        views, scales = self._views(kv)
+        return self._rotate_and_write(qkv, changes, views, slot_mapping, **scales, launch=self.tuning.launch(len(qkv)))
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        caches, scales = self.views(kv)
+        caches, scales = self._views(kv)
         self._write(k, v, caches, slot_mapping, **scales)
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        caches, scales = self.views(kv)
+        caches, scales = self._views(kv)
         options_of_call = {**scales, **_spec_options(spec), "sinks": sinks}
         if runs.plan is None:
             runs.plan = {}  # the layers of a step fill it
@@ -108,24 +95,14 @@ class TritonAttention(AttentionBackend):
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        (caches, scales), longest = self.views(kv), runs.longest
-        if (
-            (tile := self.tuning.whole_prompt_tile)
-            and runs.whole
-            and longest == len(q)
-            and spec == AttentionSpec(spec.scale)
-        ):
-            new = self._keys_and_values(q, caches[0].shape[2])
-            is_fused = q.untyped_storage().data_ptr() == self._fused_qkv
-            if new is not None and is_fused and not scales and self._can_attend(q):
-                return self._whole_prompt(q, *new, spec.scale, tile)
+        (caches, scales), longest = self._views(kv), runs.longest
         is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and len(lens) <= flash_attn_4.MOST_RUNS
         if self.flash_prompt and is_long and spec.window is None and not scales:
             return flash_attn_4.attend(q, caches, runs, spec, sinks)
         options_of_call = {**scales, **_spec_options(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **options_of_call)
 
-    def views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
+    def _views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
         """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
         k_cache, v_cache = kv
         if k_cache.dtype is not torch.int8:
