@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.attention.kv_int8 import views
-from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache
+from nanoengine.kernels.triton.attention.paged_decode import paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
@@ -155,19 +157,14 @@ def launch_experts(dtype: torch.dtype) -> None:
         sum_of_experts(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
 
 
-def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> dict[str, Tensor]:
+def cache_of(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> PagedCache:
     """K and V of a layer that shares blocks with others."""
     if not int8:
         memory = some(9, 2, 2, heads, block_size, head_dim, dtype=dtype)
-        return {name: memory[:, 1, i].transpose(1, 2) for i, name in enumerate(("k_cache", "v_cache"))}
+        return PagedCache(*(memory[:, 1, i].transpose(1, 2) for i in range(2)))
     memory = some(9, 2, 2, heads, block_size * (head_dim + SCALE_BYTES), dtype=torch.int8)
     (k, k_scales), (v, v_scales) = (views(memory[:, 1, i], block_size) for i in range(2))
-    return {"k_cache": k, "v_cache": v, "k_scales": k_scales, "v_scales": v_scales}
-
-
-def written(caches: dict[str, Tensor]) -> dict[str, Any]:
-    """K and V as those take them who write both."""
-    return {"kv": (caches.pop("k_cache"), caches.pop("v_cache")), **caches}
+    return PagedCache(k, v, k_scales, v_scales)
 
 
 def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, launch: int = 0) -> None:
@@ -177,10 +174,9 @@ def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, launch:
     parts = product((False, True), repeat=2) if head_dim == 128 and not launch else [(True, True)]
     for (norm, rotate), int8 in product(parts, (False, True)):
         around = (*(norms if norm else (None, None)), 1e-6, *(angles if rotate else (None, None)))
-        into = caches(dtype, heads, head_dim, block_size, int8=int8)
-        rotate_and_write(qkv, around, slot_mapping=slots, **written(into), launch=launch)
+        rotate_and_write(qkv, around, cache_of(dtype, heads, head_dim, block_size, int8=int8), slots, launch)
     k = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
-    write_kv(k, k, slot_mapping=slots, **written(caches(dtype, heads, head_dim, block_size, int8=True)))
+    write_kv(k, k, cache_of(dtype, heads, head_dim, block_size, int8=True), slots)
 
 
 def attend(
@@ -190,23 +186,20 @@ def attend(
     queries: int | None = 1,
     tuning: Tuning = DEFAULTS,
     *,
-    sinks: bool = False,
     int8: bool = False,
     **asked: Any,
 ) -> None:
-    """A decode of so many queries of each sequence, or a chunk of prompts."""
-    seqs, kv_heads = 3, 4
-    heads, tokens = kv_heads * group, seqs * (queries or 100)
-    given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
-    q, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs + 1)
-    given |= {"block_tables": whole(seqs, 256), "seq_lens": whole(seqs), "scale": 0.1, "tuning": tuning}
+    """A decode of so many queries of each sequence, or a chunk of prompts, in a layer of such a spec."""
+    seqs, kv_heads, spec = 3, 4, AttentionSpec(0.1, **asked)
+    heads, longest = kv_heads * group, queries or 100
+    q, cache = some(seqs * longest, heads, head_dim, dtype=dtype), cache_of(dtype, kv_heads, head_dim, 16, int8=int8)
+    runs = Runs(whole(seqs + 1), whole(seqs), whole(seqs, 256), [longest] * seqs, [longest] * seqs)
+    args = q, cache, runs, spec, some(heads) if spec.sinks else None, tuning
     if queries is None:
-        paged_prefill(q, **given, query_start_loc=starts, max_query_len=100)
+        paged_prefill(*args)
     else:
-        given |= {"query_start_loc": starts, "max_query_len": queries} if queries > 1 else {}
-        plans = Plans()
         for _ in range(2):  # the second layer finds the plan of the first
-            paged_decode(q, **given, workspace=Workspace(), plans=plans)
+            paged_decode(*args, Workspace())
 
 
 def launch_attention(dtype: torch.dtype) -> None:
@@ -219,7 +212,7 @@ def launch_attention(dtype: torch.dtype) -> None:
     attend(dtype, 96, 1, 1)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
-        attend(dtype, 128, 5, queries, window=-8192)
+        attend(dtype, 128, 5, queries, window=8192, chunked=True)
         for int8 in (False, True):
             attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
     if dtype is not torch.bfloat16:

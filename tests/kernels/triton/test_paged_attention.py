@@ -19,7 +19,7 @@ from nanoengine.kernels.triton.attention.attend_range import ROWS
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.attention.decode_shape import COMBINED
 from nanoengine.kernels.triton.attention.equal_splits import STEP
-from nanoengine.kernels.triton.attention.paged_cache import cache_strides
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache, cache_strides
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch
@@ -231,9 +231,9 @@ def test_whoever_comes_last_combines_the_same(count: int, step: int, monkeypatch
 )
 def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
     k, v = torch.zeros(2, 3, 16, 2, 32)
-    assert cache_strides(k, v) == (1024, 64, 32)
+    assert cache_strides(PagedCache(k, v)) == (1024, 64, 32)
     with pytest.raises(ValueError, match=r"same|16 bytes"):
-        cache_strides(*caches(k, v))
+        cache_strides(PagedCache(*caches(k, v)))
 
 
 # ---- how it is launched

@@ -13,7 +13,7 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
-from nanoengine.kernels.triton.attention.paged_cache import within
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache, within
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
@@ -147,14 +147,7 @@ def _rotate_and_write_kernel(
 
 
 def rotate_and_write(
-    qkv: Tensor,
-    changes: Changes,
-    kv: KVLayer,
-    slot_mapping: Tensor,
-    *,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    launch: int = 0,
+    qkv: Tensor, changes: Changes, kv: KVLayer | PagedCache, slot_mapping: Tensor, launch: int = dependent.LAUNCH_PLAIN
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -164,64 +157,46 @@ def rotate_and_write(
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
         changes: norms and rotation, see `attention.backend`.
-        kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+        kv: K and V each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
-        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         launch: see `dependent.py`.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
     """
-    width = qkv.shape[1]
     num_kv_heads, head_dim = kv[0].shape[2:]
-    num_heads = width // head_dim - 2 * num_kv_heads
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    return _launch(q, k, v, changes, kv, slot_mapping, k_scales, v_scales, launch)
+    return _launch(q, k, v, changes, PagedCache(*kv), slot_mapping, launch)
 
 
-def write_kv(
-    k: Tensor,
-    v: Tensor,
-    kv: KVLayer,
-    slot_mapping: Tensor,
-    *,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
+def write_kv(k: Tensor, v: Tensor, kv: KVLayer | PagedCache, slot_mapping: Tensor) -> None:
     """Write k and v to the cache, as they are or in 8 bits.
 
     Args:
         k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
-        kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
+        kv, slot_mapping: as for `rotate_and_write`.
     """
     unchanged = None, None, 0.0, None, None
-    _launch(k[:, :0], k, v, unchanged, kv, slot_mapping, k_scales, v_scales, dependent.LAUNCH_PLAIN)
+    _launch(k[:, :0], k, v, unchanged, PagedCache(*kv), slot_mapping, dependent.LAUNCH_PLAIN)
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    changes: Changes,
-    kv: KVLayer,
-    slot_mapping: Tensor,
-    k_scales: Tensor | None,
-    v_scales: Tensor | None,
-    launch: int,
+    q: Tensor, k: Tensor, v: Tensor, changes: Changes, cache: PagedCache, slot_mapping: Tensor, launch: int
 ) -> Tensor:
     """Of [num_tokens, heads, head_dim] each; rows may have gaps, heads may not. Returns q."""
     q_out = q.new_empty(q.shape)
     num_tokens, num_kv_heads, head_dim = k.shape
     if not num_tokens:
         return q_out
-    (q_weight, _, _, cos, sin), (k_cache, v_cache) = changes, kv
+    q_weight, _, _, cos, sin = changes
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
-    assert k_cache.stride(3) == v_cache.stride(3) == 1
+    assert cache.k.stride(3) == cache.v.stride(3) == 1
     assert slot_mapping.is_contiguous()
-    if k_scales is not None and v_scales is not None:
-        check_scales(k_cache, k_scales)
-        check_scales(v_cache, v_scales)
+    if cache.k_scales is not None and cache.v_scales is not None:
+        check_scales(cache.k, cache.k_scales)
+        check_scales(cache.v, cache.v_scales)
     angle_stride = 0
     if cos is not None and sin is not None:
         assert cos.stride(2) == sin.stride(2) == 1
@@ -230,11 +205,11 @@ def _launch(
     heads = max(1, ELEMENTS // triton.next_power_of_2(head_dim))  # of a group
     grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
     _rotate_and_write_kernel[grid](
-        *(q, k, v, *changes, slot_mapping, q_out, *kv, k_scales, v_scales, q.shape[1], num_kv_heads),
+        *(q, k, v, *changes, slot_mapping, q_out, *cache, q.shape[1], num_kv_heads),
         *(q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), angle_stride),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        BLOCK_SIZE=k_cache.shape[1],
+        *cache.k.stride()[:3],
+        *cache.v.stride()[:3],
+        BLOCK_SIZE=cache.k.shape[1],
         HEAD_DIM=head_dim,
         HEADS=heads,
         NORM=q_weight is not None,
