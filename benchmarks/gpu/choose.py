@@ -25,14 +25,18 @@ from torch import Tensor
 from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, prompts, quantized
 from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.edges import edges
 from benchmarks.gpu.flash import compile_flash, flash_prompts
 from benchmarks.gpu.parts import kept_going
+from benchmarks.gpu.specialized import main as specialized_kernels
+from benchmarks.gpu.specialized import specialized
 from benchmarks.limit import Ceiling, ModelLimit, StepWork, kv_bytes_per_token
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
 from benchmarks.workload import lens_of_workload
 from nanoengine.kernels.triton.dependent import LATE
+from nanoengine.kernels.triton.launch import specializes_warps
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name, load_tuning
 
 SIZES = (1, 4, 16, 64, 131, 256)
@@ -54,15 +58,25 @@ MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
         (dict(zip(INT8_SHAPE, own, strict=True)), INT8) for own in ((0, 3), (0, 4), (32, 3), (32, 4), (64, 3), (64, 4))
     ),
     *(({"swapped_rows": own}, (16, 64)) for own in (0, 16, 64)),
+    ({"gated_rows": 64}, (64,)),
+    ({"gated_rows": 256}, (64, 131, 256)),
     *(
         (dict(zip(SHAPE, own, strict=True)), PLAIN)
         for own in ((32, 4, 7, 4), (32, 4, 5, 4), (32, 4, 5, 5), (64, 4, 5, 3))
     ),
     *(({"dependent_rows": own}, (16, 64, 131, 256, LONG)) for own in (4, 16, 64, 1 << 20)),
+    ({"heads_in_product": 1}, (1, 4)),
+    *(({"weights_ahead": own}, (1, 4)) for own in (1, 2)),
+    *(({"fused_mlp": how, "mlp_depends": own}, (1,)) for how, own in ((1, 0), (2, 0), (1, 1), (2, 1))),
 )
 """What is tried, in this order, and in which steps it can make a difference."""
 
-SUSPECTS: tuple[dict[str, Any], ...] = ({"swapped_rows": 0}, {"dependent_launch": 1}, {"dependent_launch": 0})
+SUSPECTS: tuple[dict[str, Any], ...] = (
+    {"gated_rows": 0},
+    *({name: 0} for name in ("mlp_depends", "fused_mlp", "heads_in_product", "weights_ahead", "swapped_rows")),
+    {"dependent_launch": 1},
+    {"dependent_launch": 0},
+)
 """What is given up, one after the other, while replays differ."""
 
 GAIN = 0.005
@@ -70,7 +84,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "variants", "prompts", "drawing", "quantized", "flash-attn 4"
+PARTS = "edges", "variants", "prompts", "specialized", "drawing", "quantized", "flash-attn 4"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -251,10 +265,13 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
     work: list[tuple[Tuning, int | str]] = [(of_prompts(DEFAULTS, *kind), PROMPT) for kind in product(RELEVANT, TILES)]
     work += [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
-    if mine == of - 1:
+    if mine == of - 1 and specializes_warps(device):
+        specialized_kernels(["--warm"])
+        return
+    if mine == of - 2:
         compile_flash(args.shape, device, getattr(torch, args.dtype))
     chains: dict[bool, Chain] = {}
-    for tuning, size in work[mine::of]:
+    for tuning, size in work[mine :: of - specializes_warps(device)]:
         if (int8 := size != PROMPT and is_int8(size)) not in chains:
             chains[int8] = new_chain(args, device, int8_kv=int8, num_layers=2)
         chain = chains[int8]
@@ -289,8 +306,10 @@ def main(arguments: Sequence[str]) -> int:
     chain = new_chain(args, device)
     best = load_tuning()
     parts: dict[str, Callable[[Tuning], Tuning]] = {
+        "edges": lambda tuning: edges(chain, report, tuning, lens_of(1, args.scale), args.repeat),
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
+        "specialized": lambda tuning: specialized(report, tuning) if specializes_warps(device) else tuning,
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
         "flash-attn 4": lambda tuning: flash_prompts(chain, report, tuning, args),
@@ -300,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
             best = parts[name](best)
         keep(args, report, best)  # after each part: one may be the last that this process can run
     report.show()
-    return 1 if report.facts.get("failed") else 0
+    return 1 if set(report.facts.get("failed", [])) - {"edges"} else 0  # which choose nothing
 
 
 def fastest(chooser: Chooser) -> Tuning:

@@ -42,6 +42,11 @@ class Runs:
         """Longest run, in new tokens."""
         return max(self.query_lens_list)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether no run has tokens before the new ones."""
+        return self.seq_lens_list == self.query_lens_list
+
 
 @dataclass(kw_only=True)
 class AttentionMetadata(Runs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class AttentionBackend(CoreAttentionBackend):
     holds."""
     captures_prompts = False
     """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
+    knows_whole_prompts = False
+    """Whether it computes a prompt without history in another way (`Runs.whole`), so that such prompts are recorded apart."""
     reads_shared_once = False
     """Whether it heeds `Runs.num_shared`, so that a step in which sequences share blocks is better not recorded."""
     quantizes = False
@@ -53,6 +56,20 @@ class AttentionBackend(CoreAttentionBackend):
     @abstractmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         """The reason that this backend cannot run here; None if it can."""
+
+
+@dataclass(frozen=True)
+class WriteInOneGo:
+    """`rotate_and_write` of a backend that offers it, but for qkv, with which it is called."""
+
+    backend: AttentionBackend
+    changes: Changes
+    kv: KVLayer
+    slot_mapping: Tensor
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        assert self.backend.rotate_and_write is not None
+        return self.backend.rotate_and_write(qkv, self.changes, self.kv, self.slot_mapping)
 
 
 def window_of(spec: AttentionSpec) -> int:

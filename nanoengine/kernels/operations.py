@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -16,6 +16,10 @@ from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTenso
 Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
 """What happens to the heads of q and k: (q_weight, k_weight, eps, cos, sin). The weights of the norms are [head_dim] float32, cos
 and sin [num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+
+Write = Callable[[Tensor], Tensor]
+"""q, k and v of all heads, [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], to q [num_tokens, num_heads, head_dim], and k
+and v to the cache."""
 
 
 @runtime_checkable
@@ -132,6 +136,8 @@ class Kernels(CoreKernels, ABC):
 
     quantized_products: str
     """How quantized weights are multiplied, for the start-up line."""
+    can_fuse = True
+    """Whether several operations may be fused. Not where something changes what `product` returns."""
 
     short_conv = staticmethod(recurrences.short_conv)
     delta_rule = staticmethod(recurrences.delta_rule)
@@ -177,6 +183,40 @@ class Kernels(CoreKernels, ABC):
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return self.product(x, weight, bias)[0]
+
+    def heads(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        write: Write,
+        *,
+        norm: Norm | None,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """A product of q, k and v, and what `write` makes of it: (q, x + residual). Arguments are those of `product`."""
+        qkv, total = self.product(x, weight, bias, norm=norm, residual=residual)
+        return write(qkv), total
+
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        *,
+        norm: Norm | None,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """A gated MLP without biases: (activation(norm(x + residual)) D^T, x + residual), both [num_tokens, hidden].
+
+        Args:
+            gate_up: [2 * size, hidden], the rows of the gates first.
+            down: [hidden, size].
+            x, activation, norm, residual: those of `product`.
+        """
+        gated, total = self.product(x, gate_up, norm=norm, residual=residual, activation=activation)
+        return self.linear(gated, down, None), total
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return self.product(hidden, weight, dtype=torch.float32)[0]

@@ -93,12 +93,14 @@ class SelfAttention(DenseAttention):
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(norm, OffsetNorm)
-        projected, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-        qkv = projected[:, self.gate_size :] if self.gate_size else projected
-        heads = self.attention(qkv, angles, metadata).flatten(-2)
         if self.gate_size:
-            heads = self.kernels.sigmoid_gate(heads, projected[:, : self.gate_size])
-        return self.o_proj(heads), residual
+            both, residual = norm.then_linear(hidden, residual, self.qkv_proj)
+            heads = self.attention(both[:, self.gate_size :], angles, metadata).flatten(-2)
+            return self.o_proj(self.kernels.sigmoid_gate(heads, both[:, : self.gate_size])), residual
+        (x, fused_norm), linear = norm.before(hidden, residual), self.qkv_proj
+        write = self.attention.writing(angles, metadata)
+        q, residual = self.kernels.heads(x, linear.weight, linear.bias, write, **fused_norm)
+        return self.o_proj(self.attention.attend(q, metadata).flatten(-2)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = super().slots(prefix)

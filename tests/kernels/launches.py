@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
@@ -22,14 +21,17 @@ from nanoengine.kernels.triton.attention.paged_cache import PagedCache
 from nanoengine.kernels.triton.attention.paged_decode import paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
-from nanoengine.kernels.triton.products.fusion import Fusion
+from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
+from nanoengine.kernels.triton.products.heads import heads_of_product
+from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
@@ -107,24 +109,34 @@ def launch_products(dtype: torch.dtype) -> None:
         if (rows > ROWS and (format is None or "norm" in asked)) or (format and inputs == 1000):
             continue
         x = some(rows, inputs, dtype=dtype)
-        offered = {"residual": x, "norm": Norm(some(inputs), 1e-6), "bias": some(outputs, dtype=dtype)}
+        offered = {"residual": x, "norm": some(inputs), "bias": some(outputs, dtype=dtype)}
         weight = packed(outputs, inputs, format) if format else some(outputs, inputs, dtype=dtype)
-        fusion = Fusion(**{name: offered[name] for name in asked}, **options)  # type: ignore[arg-type]
-        product_of_few_rows(x, weight, fusion)
+        given = {name: offered[name] for name in asked}
+        product_of_few_rows(x, weight, eps=1e-6, **given, **options)
         if dtype is torch.bfloat16 and asked == {"residual", "norm"} and not format:
-            product_of_few_rows(x, weight, fusion._replace(launch=2))
+            product_of_few_rows(x, weight, eps=1e-6, **given, **options, launch=2)
         if not format and outputs < MANY_OUTPUTS:
             for count, launch in ((1, 2), (MOST_ROWS, 0)):
-                few = some(count, inputs, dtype=dtype)
-                residual = None if fusion.residual is None else few
-                gemv(few, weight, fusion._replace(residual=residual, launch=launch))
+                few = {name: some(count, inputs, dtype=dtype) if name == "residual" else given[name] for name in asked}
+                gemv(some(count, inputs, dtype=dtype), weight, eps=1e-6, **few, **options, launch=launch)
             if dtype is not FULL and "norm" not in asked:
                 for count, launch in ((5, 2), (64, 1)):
-                    swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), Fusion(**options, launch=launch))
-    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), Fusion(launch=1))
+                    swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
+    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+    one, ahead = some(1, 1024, dtype=dtype), (some(1024, 2048, dtype=dtype), some(6144, 1024, dtype=dtype))
+    for launch, how in product((0, 2), (HELD, AHEAD)):
+        around: dict[str, Any] = {"norm": some(1024), "residual": one, "eps": 1e-6, "launch": launch}
+        gemv(one, some(4096, 1024, dtype=dtype), **around, ahead=ahead[:how])
+        if (sizes := fitting_sizes(1024, 3072, dtype.itemsize, one.device, how)) is not None:
+            both, down = some(6144, 1024, dtype=dtype), some(1024, 3072, dtype=dtype)
+            mlp_of_one_row(one, both, down, Workspace(), sizes, "silu", **around, how=how)
+        for rows, dim in ((1, 128), (MOST_ROWS, 64)):
+            x, angles = some(rows, 1024, dtype=dtype), some(rows, 1, dim // 2)
+            changes, slots = (some(dim), some(dim), 1e-6, angles, angles), some(rows, dtype=torch.int64)
+            own, cache = {**around, "residual": x, "ahead": ahead[:how]}, cache_of(dtype, 8, dim, 16, int8=False)
+            heads_of_product(x, some(32 * dim, 1024, dtype=dtype), Workspace(), changes, cache, slots, **own)
     if dtype is not FULL:
-        biased = Fusion(bias=some(2500, dtype=dtype))
-        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), biased)
+        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
     for format in FORMATS:
         packed(4096, 1024, format).dequantize(dtype)
         packed(4096, 896, format).dequantize(dtype, some(9, dtype=torch.int64))
@@ -136,10 +148,8 @@ def launch_packed_gemv(dtype: torch.dtype) -> None:
     formats = FORMATS if dtype is torch.bfloat16 else ("int8",)
     for (inputs, outputs, gates), format, rows in product(shapes, formats, (1, MOST_ROWS)):
         x, weight = some(rows, inputs, dtype=dtype), packed(outputs, inputs, format)
-        fusion = Fusion(activation="silu" if gates else None, launch=int(rows == 1))
-        if outputs > inputs:
-            fusion = fusion._replace(norm=Norm(some(inputs), 1e-6), residual=x)
-        packed_gemv(x, weight, fusion)
+        around: dict[str, Any] = {"norm": some(inputs), "residual": x, "eps": 1e-6} if outputs > inputs else {}
+        packed_gemv(x, weight, **around, activation="silu" if gates else None, launch=int(rows == 1))
 
 
 def launch_experts(dtype: torch.dtype) -> None:
@@ -227,6 +237,12 @@ def launch_attention(dtype: torch.dtype) -> None:
         attend(dtype, head_dim, group, tuning=early)
     attend(dtype, 128, queries=8, tuning=early)
     attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
+    for head_dim, tile in product((64, 128), (64, 128)):
+        qkv = some(300, 32, head_dim, dtype=dtype)
+        q, k, v = qkv.split((16, 8, 8), dim=1)
+        whole_prompt(q, k, v, 0.1, tile)
+    for rows in (200, 1000, 3000):
+        gated_product(some(rows, 1024, dtype=dtype), some(2 * 3072, 1024, dtype=dtype), "silu")
     for head_dim, int8 in product((64, 128), (False, True)):
         attend(dtype, head_dim, 8, soft_cap=50.0, int8=int8)
     for tile, count, launch in ((32, 4, 2), (64, 3, 0)):

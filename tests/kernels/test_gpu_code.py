@@ -1,5 +1,5 @@
-"""Machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that; and what it takes
-to read numbers of 8 bits.
+"""Machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that; what it takes to
+read numbers of 8 bits; and warps that are specialized.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
+
+import triton
 
 from tests.kernels.gpu_code import Code, disassembler
 
@@ -21,14 +24,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def codes() -> list[Code]:
-    """In a process of its own: this one may have loaded the kernels for the interpreter."""
+    return [Code(**line) for line in printed("tests.kernels.gpu_code")]
+
+
+def printed(program: str) -> list[dict[str, Any]]:
+    """Lines of a program that compiles, in a process of its own: this one may have loaded the kernels for the interpreter."""
     if disassembler() is None:
         pytest.skip("this Triton comes without cuobjdump, which shows machine code")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.gpu_code"]
+    command = [sys.executable, "-m", program]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    return [Code(**json.loads(line)) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def of_kernel(codes: list[Code], name: str) -> list[Code]:
@@ -45,13 +52,21 @@ def test_a_kernel_waits_once_and_writes_nothing_before(codes: list[Code]) -> Non
 
 def test_weights_come_first(codes: list[Code]) -> None:
     """All of a program's weights and factors of the norm, and nothing else: of rows and residual all is loaded behind."""
-    for code in of_kernel(codes, "_gemv_kernel"):
+    for code in of_kernel(codes, "gemv_kernel"):
         size = {name: int(value) for name, value in code.values.items()}
         columns = -(-size["INPUTS"] // size["CHUNK"]) * size["CHUNK"]
         assert size["HELD"] * size["CHUNK"] == columns
         weights = size["TILE"] * columns * 2 * (1 + size["GATE"])
         assert code.before == weights + 4 * columns * size["NORM"], code
         assert code.behind == size["ROWS"] * columns * 2 * (1 + size["ADD"]), code
+
+
+def test_weights_of_both_products_of_an_mlp_come_first(codes: list[Code]) -> None:
+    for code in of_kernel(codes, "_mlp_kernel"):
+        size = code.values
+        of_gates = 2 * size["TILE"] * size["HIDDEN"] * 2 + 4 * size["HIDDEN"]
+        assert code.before == of_gates + size["HELD"] * size["DOWN_TILE"] * size["SIZE"] * 2, code
+        assert (code.prefetches > 0) == (not size["HELD"])
 
 
 def test_packed_weights_come_first_and_no_integer_is_converted(codes: list[Code]) -> None:
@@ -84,3 +99,12 @@ def test_pairs_of_numbers_come_as_matrices_and_are_not_converted(codes: list[Cod
             assert code.matrix_loads >= 12, code
         else:
             assert code.conversions >= 64, code
+
+
+@pytest.mark.skipif(triton.__version__ >= "3.7", reason="Triton specializes no warps here from 3.7 on")
+def test_warps_are_specialized() -> None:
+    """Four copy, and have few registers; eight multiply, and have more of them."""
+    for code in printed("tests.kernels.specialized_code"):
+        assert code["threads"] == 12 * 32, code
+        assert min(code["USETMAXREG"], code["UTMALDG"], code["HGMMA"]) > 1, code
+        assert code["STL"] == code["LDL"] == 0, code

@@ -102,6 +102,7 @@ class AdaptedProducts:
     def install(self) -> None:
         """Replace `product` of the kernels by that of this class."""
         self.kernels.product = self.product  # type: ignore[method-assign]
+        self.kernels.can_fuse = False
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Copy an adapter to its slot on the device."""

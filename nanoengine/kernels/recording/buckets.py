@@ -25,16 +25,20 @@ DRAFTED_TOKENS = (4, 8, 16)
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Steps of up to `num_runs` runs of up to `num_tokens` tokens each. A bucket for a prompt has one run."""
+    """Steps of up to `num_runs` runs of up to `num_tokens` tokens each. A bucket for a prompt has one run, and if it is `whole`,
+    there are no tokens before those of the run.
+    """
 
     is_prompt: bool
     num_runs: int
     num_tokens: int
+    whole: bool = False
 
     def holds(self, size: Bucket) -> bool:
         is_plain = self.is_prompt == size.is_prompt and (self.num_tokens == 1) == (
             size.num_tokens == 1 and not size.is_prompt
         )
+        is_plain &= size.whole or not self.whole
         return is_plain and self.num_runs >= size.num_runs and self.num_tokens >= size.num_tokens
 
     def shape(self, max_len: int) -> PackedStep:
@@ -43,9 +47,10 @@ class Bucket:
         """
         total, num_padding = self.num_runs * self.num_tokens, int(self.num_tokens > 1)
         num_runs = self.num_runs + num_padding
+        longest = self.num_tokens if self.whole else max(max_len, self.num_tokens + 1)
         return PackedStep(
             query_lens=[self.num_tokens] * num_runs,
-            seq_lens=[max(max_len, self.num_tokens)] * num_runs,
+            seq_lens=[longest] * num_runs,
             num_decodes=0 if self.is_prompt else num_runs,
             num_tokens=total,
             num_samples=1 if self.is_prompt else total,
@@ -59,7 +64,7 @@ def size_of(plan: StepPlan) -> Bucket | None:
     if all(run.drafts for run in runs):
         return Bucket(False, num_decodes + len(runs), max((run.num_new for run in runs), default=1))
     if num_decodes == 0 and len(runs) == 1:
-        return Bucket(True, 1, runs[0].num_new)
+        return Bucket(True, 1, runs[0].num_new, runs[0].start == 0)
     return None
 
 
@@ -69,12 +74,15 @@ def decode_buckets(max_size: int) -> list[Bucket]:
     return [Bucket(False, size, 1) for size in (*(size for size in sizes if size < max_size), max_size)]
 
 
-def prompt_buckets(max_tokens: int, max_len: int) -> list[Bucket]:
+def prompt_buckets(max_tokens: int, max_len: int, *, whole: bool = False) -> list[Bucket]:
     """The host takes longer to launch such a step than the device to run it. Less than a third of one of more than 128 tokens is
     padding.
+
+    Args:
+        whole: whether those without tokens before them have separate recordings.
     """
     sizes = [size for before, size in pairwise((0, *PROMPT_SIZES)) if size <= max_tokens and before < max_len]
-    return [Bucket(True, 1, size) for size in sizes]
+    return [Bucket(True, 1, size, kind) for size in sizes for kind in ((True, False) if whole else (False,))]
 
 
 def drafted_buckets(max_seqs: int, num_drafts: int) -> list[Bucket]:

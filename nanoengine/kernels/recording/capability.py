@@ -65,7 +65,8 @@ class Recording(Capability):
             if (num_drafts := startup.most_drafts) and startup.state_shapes is None:
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
                 shapes += drafted_buckets(most, num_drafts)
-            shapes += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len)
+            whole = getattr(startup.backend, "knows_whole_prompts", False)
+            shapes += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len, whole=whole)
         return shapes
 
     def describe_itself(self, startup: Startup) -> str:

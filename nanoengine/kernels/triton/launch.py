@@ -34,6 +34,19 @@ def float8_unsupported_reason(device: torch.device) -> str | None:
 
 
 @cache
+def specializes_warps(device: torch.device) -> bool:
+    """Whether Triton gives the warps of a loop different work there: some copy, others multiply.
+
+    It does on compute capability 9.0. From Triton 3.7 on it cuts a tile of rows in two, but not the descriptor that the host has
+    made of it, and does not compile.
+    """
+    import triton
+
+    is_known = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+    return is_known and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
 def num_multiprocessors(device: torch.device, interpreted: int) -> int:
     """Multiprocessors of a GPU; `interpreted` for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else interpreted

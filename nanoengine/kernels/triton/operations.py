@@ -5,13 +5,17 @@ that the host need not wait for it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
-from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
+from nanoengine.kernels.attention import WriteInOneGo
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, Write
 from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
+from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -20,9 +24,11 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows
-from nanoengine.kernels.triton.products.fusion import Fusion
+from nanoengine.kernels.triton.products.gated_product import FEW, can_gate, gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
+from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
+from nanoengine.kernels.triton.products.mlp import fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS as MOST_PACKED_GEMV_ROWS
@@ -61,13 +67,19 @@ class TritonKernels(Kernels):
     def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or load_tuning()
         self._workspace, self._draws = Workspace(), RepeatedDraws()
+        self._barriers = Workspace()
+        self._newest: LateWeight | None = None
 
     def _launch(self, rows: Tensor) -> int:
         """Of all that is no product, by the rows of a step."""
         return self.tuning.launch(len(rows))
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
-        return LateWeight(outputs, inputs, dtype, device, has_float8=float8_unsupported_reason(device) is None)
+        weight = LateWeight(outputs, inputs, dtype, device, has_float8=float8_unsupported_reason(device) is None)
+        if self._newest is not None:
+            self._newest.next = weight
+        self._newest = weight
+        return weight
 
     def product(
         self,
@@ -81,8 +93,8 @@ class TritonKernels(Kernels):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         content = _content(weight)
-        fusion = Fusion(bias, norm, residual, activation, dtype, self.tuning.launch(len(x), product=True))
-        if (fused := self._fused(x, content, fusion)) is not None:
+        around = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
+        if (fused := self._product(x, content, norm, **around)) is not None:
             return fused
         if norm is not None:
             factors, total = self.normed(x, norm, residual)
@@ -97,6 +109,54 @@ class TritonKernels(Kernels):
             assert bias is None
             return torch.mm(x, numbers.T, out_dtype=torch.float32), x
         return F.linear(x, numbers, bias).to(dtype or x.dtype), x
+
+    def heads(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        write: Write,
+        *,
+        norm: Norm | None,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        content, tuning = _content(weight), self.tuning
+        if not (self.can_fuse and isinstance(content, RowMajor) and _is_for_gemv(x, len(content.tensor), norm)):
+            return super().heads(x, weight, bias, write, norm=norm, residual=residual)
+        factors, eps = norm or (None, 0.0)
+        options: dict[str, Any] = {"bias": bias, "norm": factors, "eps": eps, "residual": residual}
+        options["launch"] = tuning.launch(len(x), product=True)
+        options["ahead"] = _of(weight).following(tuning.weights_ahead)
+        if tuning.heads_in_product and isinstance(write, WriteInOneGo) and isinstance(write.backend, TritonAttention):
+            cache = write.backend.cache(write.kv)
+            head_dim = cache.k.shape[3]
+            if cache.k_scales is None and can_count_heads(x.shape[1], len(content.tensor), head_dim, x.element_size()):
+                args = x, content.tensor, self._workspace, write.changes, cache, write.slot_mapping
+                return heads_of_product(*args, **options)
+        qkv, total = gemv(x, content.tensor, **options)
+        return write(qkv), total
+
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        *,
+        norm: Norm | None,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        how, (first, second) = self.tuning.fused_mlp, (_content(gate_up), _content(down))
+        if how and self.can_fuse and isinstance(first, RowMajor) and isinstance(second, RowMajor):
+            (rows, hidden), size = x.shape, second.tensor.shape[1]
+            sizes = fitting_sizes(hidden, size, x.element_size(), x.device, how)
+            if rows == 1 and sizes is not None and _is_for_gemv(x, size, norm):
+                launch = self.tuning.mlp_depends * self.tuning.launch(rows, product=True)
+                factors, eps = norm or (None, 0.0)
+                args = x, first.tensor, second.tensor, self._barriers, sizes, activation
+                around: dict[str, Any] = {"norm": factors, "eps": eps, "residual": residual}
+                return mlp_of_one_row(*args, **around, how=how, launch=launch)
+        return super().mlp(x, gate_up, down, activation, norm=norm, residual=residual)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         content = _content(weight)
@@ -128,7 +188,7 @@ class TritonKernels(Kernels):
         gate, up, down = dense_matrices(mixture)
         return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
-    def _fused(self, x: Tensor, content: Content, fusion: Fusion) -> tuple[Tensor, Tensor] | None:
+    def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:
         """What `product_of_few_rows` returns, by the kernel of ours that is made for so many rows.
 
         None: a norm is better computed by itself, and then the product of that; or, without a norm, the product by cuBLAS, whose
@@ -136,21 +196,35 @@ class TritonKernels(Kernels):
         """
         if isinstance(content, Float8Rows):
             return None
-        rows, inputs = x.shape
+        tuning, rows = self.tuning, len(x)
+        factors, eps = norm or (None, 0.0)
+        options = {**around, "norm": factors, "eps": eps, "launch": tuning.launch(rows, product=True)}
         if isinstance(content, PackedWeight):
             if rows <= MOST_PACKED_GEMV_ROWS:
-                return packed_gemv(x, content, fusion)
-            most = most_rows(x.dtype) if fusion.norm is None else ROWS
-            return product_of_few_rows(x, content, fusion) if rows <= most else None
+                return packed_gemv(x, content, **options)
+            most = most_rows(x.dtype) if norm is None else ROWS
+            return product_of_few_rows(x, content, **options) if rows <= most else None
         weight = content.tensor
-        if (
-            len(weight) // fusion.sets < MANY_OUTPUTS
-        ):  # with more, few_rows.py has so many programs that memory never stands still
-            if rows <= MOST_GEMV_ROWS and (rows == 1 or fusion.norm is None or inputs <= WIDEST_NORMED):
-                return gemv(x, weight, fusion)
-            if rows <= min(self.tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
-                return (swap_ab(x, weight, self._workspace, fusion), x) if fusion.norm is None else None
-        return product_of_few_rows(x, weight, fusion) if rows <= ROWS else None
+        outputs = len(weight) if around["activation"] is None else len(weight) // 2
+        if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
+            if _is_for_gemv(x, outputs, norm):
+                return gemv(x, weight, **options)
+            is_gated = (activation := around["activation"]) is not None
+            swapped_rows = max(tuning.swapped_rows, tuning.gated_rows if is_gated else 0)
+            if rows <= min(swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
+                for name in ("norm", "eps", "residual"):
+                    del options[name]
+                return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
+            is_inside = tuning.gated_prompts if rows > FEW else ROWS < rows <= tuning.gated_rows
+            if activation is not None and norm is None and is_inside and can_gate(x, weight):
+                return gated_product(x, weight, activation), x
+        return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
+
+
+def _is_for_gemv(x: Tensor, outputs: int, norm: Norm | None) -> bool:
+    rows, inputs = x.shape
+    fits = rows == 1 or norm is None or inputs <= WIDEST_NORMED
+    return rows <= MOST_GEMV_ROWS and outputs < MANY_OUTPUTS and fits
 
 
 def _of(weight: Weight) -> LateWeight:

@@ -33,13 +33,23 @@ class Tuning:
         int8_pair_tile: tokens of such K and V that a program reads as pairs of numbers at once (`attend_range_int8.py`); 0:
             one by one, in tiles as above.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
+        gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason; at most 256.
+        gated_prompts: 1: so are those of more than 256 rows.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
         dependent_rows: in steps of more rows none is: cuBLAS computes their products, and there is little to gain.
+        heads_in_product: whether, in steps of one to four rows, the product of q, k and v also norms and rotates its heads, and
+            writes K and V (`heads.py`).
+        weights_ahead: how many of the weights behind those of q, k and v such a product asks for (`ahead.py`); at most 2.
+        fused_mlp: whether, in steps of one row, a gated MLP is one launch, if it is small enough, and how the weights of its
+            second product come: 0: no; 1: into registers; 2: into the L2 cache (`mlp.py`).
+        mlp_depends: whether that launch is dependent, where others are.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
         prefill_tile, short_tile: tokens of K and of V that a larger and a smaller program of it works on at once: 64; or 32, and
             more of them run side by side on a multiprocessor.
+        whole_prompt_tile: tokens of K and of V that are multiplied at once for a prompt that has no history and is alone in its
+            step (`attention/whole_prompt.py`), 64 or 128; 0: it is computed like any other.
         flash_prompt: prompts of a step whose longest has so many new tokens or more are computed by flash-attn 4, where it is
             installed (`flash_attn_4.py`). 0: none is.
     """
@@ -51,11 +61,18 @@ class Tuning:
     int8_programs_per_sm: int = 2
     int8_pair_tile: int = 0
     swapped_rows: int = 16
+    gated_rows: int = 0
+    gated_prompts: int = 0
     dependent_launch: int = 0
     dependent_rows: int = 64
+    heads_in_product: int = 0
+    weights_ahead: int = 0
+    fused_mlp: int = 0
+    mlp_depends: int = 0
     short_prompt: int = 512
     prefill_tile: int = 64
     short_tile: int = 64
+    whole_prompt_tile: int = 0
     flash_prompt: int = 0
 
     def launch(self, rows: int, *, product: bool = False) -> int:

@@ -4,12 +4,15 @@ scaled queries.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.layers import Angles, PagedAttention, RMSNorm, apply_rotary
 from nanoengine.core.model_config import DenseConfig
-from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.attention import AttentionBackend, WriteInOneGo
+from nanoengine.kernels.operations import Changes, Write
 
 
 class Attention(PagedAttention):
@@ -20,10 +23,23 @@ class Attention(PagedAttention):
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         if self.backend.rotate_and_write is None:
             return super().write(qkv, angles, kv, slot_mapping)
+        return WriteInOneGo(self.backend, self._qk_norm_rope(angles), kv, slot_mapping)(qkv)
+
+    def _qk_norm_rope(self, angles: Angles | None) -> Changes:
         q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
         cos, sin = (None, None) if angles is None else angles
-        changes = q_weight, k_weight, self.norms[0].eps if self.norms else 0.0, cos, sin
-        return self.backend.rotate_and_write(qkv, changes, kv, slot_mapping)
+        return q_weight, k_weight, self.norms[0].eps if self.norms else 0.0, cos, sin
+
+    def writing(self, angles: Angles | None, metadata: AttentionMetadata) -> Write:
+        """The `write` of a step as an object, which a product may fuse."""
+        kv, slots = metadata.kv_cache[self.layer], metadata.slot_mapping
+        if type(self) is Attention and self.backend.rotate_and_write is not None:
+            return WriteInOneGo(self.backend, self._qk_norm_rope(angles), kv, slots)
+        return partial(self.write, angles=angles, kv=kv, slot_mapping=slots)
+
+    def attend(self, q: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """[num_tokens, num_heads, head_dim], as q."""
+        return self.backend.attend(q, metadata.kv_cache[self.layer], metadata, self.spec, self.sinks)
 
 
 class WideNormAttention(Attention):

@@ -29,8 +29,8 @@ class MLP(DenseMLP):
         linear, down = self.gate_up_proj, self.down_proj
         assert isinstance(norm, OffsetNorm)
         if linear.bias is None:
-            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
-            return down(gated), residual
+            x, fused_norm = norm.before(hidden, residual)
+            return self.kernels.mlp(x, linear.weight, down.weight, self.activation, **fused_norm)
         both, residual = norm.then_linear(hidden, residual, linear)
         return down(self.kernels.gate(both, self.activation)), residual
 

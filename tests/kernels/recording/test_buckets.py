@@ -46,6 +46,17 @@ def test_prompts_up_to_a_length_are_recorded() -> None:
     assert [own.num_tokens for own in prompt_buckets(500, 200)] == [128, 192, 256]
 
 
+@pytest.mark.parametrize(("max_len", "num_tokens"), [(4096, 100), (128, 128), (100, 90)])
+def test_only_prompts_without_history_run_in_their_own_buckets(max_len: int, num_tokens: int) -> None:
+    """The bounds of a recording say of which kind it is, whatever is the longest sequence."""
+    buckets = prompt_buckets(4096, max_len, whole=True)
+    for whole in (True, False):
+        found = next(own for own in buckets if own.holds(Bucket(True, 1, num_tokens, whole)))
+        shape = found.shape(max_len)
+        assert found.whole == whole == (shape.seq_lens == shape.query_lens)
+    assert prompt_buckets(4096, max_len)[0].holds(Bucket(True, 1, num_tokens, whole=True))
+
+
 def test_drafted_buckets_hold_every_size_below_the_largest() -> None:
     buckets = drafted_buckets(5, 7)
     assert buckets == sorted(buckets, key=lambda own: own.num_runs * own.num_tokens)
@@ -60,7 +71,8 @@ def test_only_steps_of_one_kind_have_a_size() -> None:
     drafted, chunk = Run(4, 9, 3, True, (1, 2)), Run(5, 0, 7, True)
     assert size_of(decodes(3, 4)) == Bucket(False, 2, 1)
     assert size_of(decodes(3, 4, runs=(drafted,))) == Bucket(False, 3, 3)
-    assert size_of(StepPlan(runs=[chunk])) == Bucket(True, 1, 7)
+    assert size_of(StepPlan(runs=[chunk])) == Bucket(True, 1, 7, whole=True)
+    assert size_of(StepPlan(runs=[chunk._replace(start=3)])) == Bucket(True, 1, 7)
     assert size_of(StepPlan(runs=[chunk, chunk])) is None
     assert size_of(decodes(3, runs=(chunk,))) is None
     assert size_of(decodes(3, runs=(drafted, chunk))) is None

@@ -5,6 +5,8 @@ missing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,7 +55,7 @@ def _store(
 
 
 @triton.jit
-def _rotate_and_write_kernel(
+def rotate_and_write_kernel(
     q,
     k,
     v,
@@ -64,6 +66,7 @@ def _rotate_and_write_kernel(
     sin,
     slots,
     q_out,
+    k_out,
     k_cache,
     v_cache,
     k_scales,
@@ -87,13 +90,19 @@ def _rotate_and_write_kernel(
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
     LAUNCH: tl.constexpr,
+    token=None,
+    group=None,
 ):
-    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
+    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v.
+
+    The last programs of a product call it, too, with the token and the group that they have computed (`products/heads.py`).
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
-    dependent.start(LAUNCH)
-    dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
+    if token is None:
+        dependent.start(LAUNCH)
+        dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
+        token = tl.program_id(0).to(tl.int64)
+        group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)
     kv_groups = tl.cdiv(num_kv_heads, HEADS)
     is_q = group < q_groups
@@ -140,6 +149,10 @@ def _rotate_and_write_kernel(
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
             tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
         else:
+            if k_out is not None:
+                target = k_out + token * k_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
+                tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
+                tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
             _store(
                 k_cache, k_scales, block, offset, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
                 k.dtype.element_ty, HALF,
@@ -147,7 +160,13 @@ def _rotate_and_write_kernel(
 
 
 def rotate_and_write(
-    qkv: Tensor, changes: Changes, kv: KVLayer | PagedCache, slot_mapping: Tensor, launch: int = dependent.LAUNCH_PLAIN
+    qkv: Tensor,
+    changes: Changes,
+    kv: KVLayer | PagedCache,
+    slot_mapping: Tensor,
+    launch: int = dependent.LAUNCH_PLAIN,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -160,6 +179,7 @@ def rotate_and_write(
         kv: K and V each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
         launch: see `dependent.py`.
+        in_place: q and k take the places of what they were in qkv, and V is behind them there.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -168,7 +188,9 @@ def rotate_and_write(
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    return _launch(q, k, v, changes, PagedCache(*kv), slot_mapping, launch)
+    q_out = q if in_place else q.new_empty(q.shape)
+    _launch(q, k, v, changes, slot_mapping, q_out, k if in_place else None, PagedCache(*kv), launch)
+    return q_out
 
 
 def write_kv(k: Tensor, v: Tensor, kv: KVLayer | PagedCache, slot_mapping: Tensor) -> None:
@@ -178,19 +200,49 @@ def write_kv(k: Tensor, v: Tensor, kv: KVLayer | PagedCache, slot_mapping: Tenso
         k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
         kv, slot_mapping: as for `rotate_and_write`.
     """
-    unchanged = None, None, 0.0, None, None
-    _launch(k[:, :0], k, v, unchanged, PagedCache(*kv), slot_mapping, dependent.LAUNCH_PLAIN)
+    no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, None, PagedCache(*kv), dependent.LAUNCH_PLAIN)
 
 
 def _launch(
-    q: Tensor, k: Tensor, v: Tensor, changes: Changes, cache: PagedCache, slot_mapping: Tensor, launch: int
-) -> Tensor:
-    """Of [num_tokens, heads, head_dim] each; rows may have gaps, heads may not. Returns q."""
-    q_out = q.new_empty(q.shape)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    k_out: Tensor | None,
+    cache: PagedCache,
+    launch: int,
+) -> None:
     num_tokens, num_kv_heads, head_dim = k.shape
     if not num_tokens:
-        return q_out
-    q_weight, _, _, cos, sin = changes
+        return
+    heads = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    args, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, cache)
+    rotate_and_write_kernel[grid](
+        *args, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
+    )
+
+
+def arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    k_out: Tensor | None,
+    cache: PagedCache,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the kernel, and the sizes that are compiled into it, but for HEADS and LAUNCH.
+
+    Args:
+        q, k, v: [num_tokens, heads, head_dim]; rows may have gaps, heads may not.
+    """
+    q_weight, k_weight, _, cos, sin = changes
+    _, num_kv_heads, head_dim = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     assert cache.k.stride(3) == cache.v.stride(3) == 1
     assert slot_mapping.is_contiguous()
@@ -202,23 +254,27 @@ def _launch(
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    heads = max(1, ELEMENTS // triton.next_power_of_2(head_dim))  # of a group
-    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    _rotate_and_write_kernel[grid](
-        *(q, k, v, *changes, slot_mapping, q_out, *cache, q.shape[1], num_kv_heads),
-        *(q.stride(0), k.stride(0), v.stride(0), q_out.stride(0), angle_stride),
+    tensors = q, k, v, *changes, slot_mapping, q_out, k_out, *cache
+    strides = (
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        q_out.stride(0),
+        angle_stride,
         *cache.k.stride()[:3],
         *cache.v.stride()[:3],
-        BLOCK_SIZE=cache.k.shape[1],
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        NORM=q_weight is not None,
-        ROTATE=cos is not None,
-        LAUNCH=launch,
-        num_warps=_num_warps(k.itemsize),
-        **dependent.options(launch),
     )
-    return q_out
+    return (*tensors, q.shape[1], num_kv_heads, *strides), {
+        "BLOCK_SIZE": cache.k.shape[1],
+        "HEAD_DIM": head_dim,
+        "NORM": q_weight is not None and k_weight is not None,
+        "ROTATE": cos is not None and sin is not None,
+    }
+
+
+def heads_of_a_group(head_dim: int) -> int:
+    """Heads that a program works on."""
+    return max(1, ELEMENTS // triton.next_power_of_2(head_dim))
 
 
 def _num_warps(itemsize: int) -> int:

@@ -7,13 +7,17 @@ rows (`dependent.py`). Sums are multiplications and additions of float32: tensor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.products.activation import gated
-from nanoengine.kernels.triton.products.fusion import Fusion
+from nanoengine.kernels.triton.products.ahead import prefetch_args, prefetch_slice
 
 MOST_ROWS = 4
 """Rows that a program computes, one after the other; for more, tensor cores are quicker."""
@@ -47,7 +51,7 @@ def _load(pointer, column, mask, first: tl.constexpr, INPUTS: tl.constexpr, CHUN
 
 
 @triton.jit
-def _load_chunks(
+def load_chunks(
     pointer, column, mask, COUNT: tl.constexpr, INPUTS: tl.constexpr, CHUNK: tl.constexpr, MASK: tl.constexpr
 ):
     """The first so many chunks."""
@@ -76,7 +80,7 @@ def _scale(values, added, eps, INPUTS: tl.constexpr, CHUNKS: tl.constexpr, ADD: 
 
 
 @triton.jit
-def _sums(
+def sums(
     values,
     added,
     factors,
@@ -105,7 +109,7 @@ def _sums(
 
 
 @triton.jit
-def _gemv_kernel(
+def gemv_kernel(
     x,
     residual,
     norm_weight,
@@ -114,6 +118,10 @@ def _gemv_kernel(
     out,
     new_residual,
     eps,
+    first_ahead,
+    second_ahead,
+    FIRST_COUNT: tl.constexpr,
+    SECOND_COUNT: tl.constexpr,
     ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -137,28 +145,28 @@ def _gemv_kernel(
     pointers = weight + tl.program_id(0).to(tl.int64) * (TILE * INPUTS)
     pointers += tl.arange(0, TILE)[:, None] * INPUTS + column[None, :]
     columns, mask = column[None, :], has_output[:, None]
-    weights = _load_chunks(pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
+    weights = load_chunks(pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
     if GATE:  # behind the weights of the gates stand those of what they are multiplied with
         up_pointers = pointers + OUTPUTS * INPUTS
-        ups = _load_chunks(up_pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
+        ups = load_chunks(up_pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
     factors = weights
     if NORM:
-        factors = _load_chunks(norm_weight + column, column, True, CHUNKS, INPUTS, CHUNK, False)
+        factors = load_chunks(norm_weight + column, column, True, CHUNKS, INPUTS, CHUNK, False)
     if BIAS:
         offset = tl.load(bias + output, mask=has_output, other=0.0).to(tl.float32)
     dependent.wait(LAUNCH)
 
-    values = _load_chunks(x + column, column, True, CHUNKS, INPUTS, CHUNK, False)
+    values = load_chunks(x + column, column, True, CHUNKS, INPUTS, CHUNK, False)
     added, scale = values, 1.0
     if ADD:
-        added = _load_chunks(residual + column, column, True, CHUNKS, INPUTS, CHUNK, False)
+        added = load_chunks(residual + column, column, True, CHUNKS, INPUTS, CHUNK, False)
     for row in tl.static_range(ROWS):
         inputs_row, added_row = values, added
         if row + 1 < ROWS:  # the next row comes while this one is computed
             start = (row + 1) * INPUTS + column
-            values = _load_chunks(x + start, column, True, CHUNKS, INPUTS, CHUNK, False)
+            values = load_chunks(x + start, column, True, CHUNKS, INPUTS, CHUNK, False)
             if ADD:
-                added = _load_chunks(residual + start, column, True, CHUNKS, INPUTS, CHUNK, False)
+                added = load_chunks(residual + start, column, True, CHUNKS, INPUTS, CHUNK, False)
         if ADD and tl.program_id(0) == 0:  # not over the residual: other programs still read it
             for i in tl.static_range(CHUNKS):
                 total = _added(inputs_row[i], added_row[i], ADD).to(x.dtype.element_ty)
@@ -166,12 +174,12 @@ def _gemv_kernel(
                 tl.store(target, total, mask=i * CHUNK + column < INPUTS)
         if NORM:
             scale = _scale(inputs_row, added_row, eps, INPUTS, CHUNKS, ADD)
-        result = _sums(
+        result = sums(
             *(inputs_row, added_row, factors, scale, weights, pointers, columns, mask),
             *(CHUNKS, HELD, INPUTS, CHUNK, MASK, ADD, NORM),
         )
         if GATE:
-            up = _sums(
+            up = sums(
                 *(inputs_row, added_row, factors, scale, ups, up_pointers, columns, mask),
                 *(CHUNKS, HELD, INPUTS, CHUNK, MASK, ADD, NORM),
             )
@@ -179,36 +187,64 @@ def _gemv_kernel(
         if BIAS:
             result += offset
         tl.store(out + row * OUTPUTS + output, result.to(out.dtype.element_ty), mask=has_output)
+    prefetch_slice(first_ahead, FIRST_COUNT)
+    prefetch_slice(second_ahead, SECOND_COUNT)
 
 
-def gemv(x: Tensor, weight: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
-    """The same as `few_rows.product_of_few_rows` of a weight that is not packed, and rounded where that is; of at most MOST_ROWS
-    rows.
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    launch: int = 0,
+    ahead: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor]:
+    """The same as `few_rows.product_of_few_rows` of a weight that is not packed, and rounded where that is.
+
+    Args:
+        x: [num_rows, inputs], at most MOST_ROWS rows.
+        launch: see `dependent.py`.
+        ahead: weights of products that come soon; as this one ends, it asks for them (`ahead.py`).
+
+    Returns:
+        [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
     """
     num_rows, inputs = x.shape
-    outputs = len(weight) // fusion.sets
+    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
     assert num_rows <= MOST_ROWS
     assert weight.is_contiguous()
+    assert residual is None or (residual.is_contiguous() and norm is not None)
     x = x.contiguous()
-    out, total = fusion.results(x, outputs)
+    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
+    total = x if residual is None else torch.empty_like(x)
     if not num_rows:
         return out, total
-    norm_weight, eps = fusion.norm_arguments
-    sizes = _sizes(inputs, outputs, weight.element_size() * fusion.sets)
-    _gemv_kernel[(triton.cdiv(outputs, sizes["TILE"]),)](
-        *(x, fusion.residual, norm_weight, weight, fusion.bias, out, total, eps),
+    sizes = sizes_of(inputs, outputs, weight.element_size() * (1 if activation is None else 2))
+    grid = (triton.cdiv(outputs, sizes["TILE"]),)
+    gemv_kernel[grid](
+        *(x, residual, norm, weight, bias, out, total, eps, *prefetch_args(ahead, grid[0], launch)),
         ROWS=num_rows,
         INPUTS=inputs,
         OUTPUTS=outputs,
         **sizes,
-        **fusion.before(),
-        **fusion.behind(),
+        ADD=residual is not None,
+        NORM=norm is not None,
+        GATE=activation is not None,
+        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
+        BIAS=bias is not None,
+        LAUNCH=launch,
         num_warps=NUM_WARPS,
+        **dependent.options(launch),
     )
     return out, total
 
 
-def _sizes(inputs: int, outputs: int, bytes_of_input: int) -> dict[str, int]:
+def sizes_of(inputs: int, outputs: int, bytes_of_input: int) -> dict[str, int]:
     """Outputs of a program, inputs of a chunk, and how many chunks are loaded before the wait.
 
     Args:

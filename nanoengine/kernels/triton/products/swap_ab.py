@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, dot
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.activation import gated
-from nanoengine.kernels.triton.products.fusion import Fusion
+from nanoengine.kernels.triton.products.ahead import prefetch
 from nanoengine.kernels.triton.workspace import Workspace
 
 MOST_ROWS = 64
@@ -39,24 +40,6 @@ LEAST_PARTS = 3
 
 NUM_WARPS = 4
 NUM_STAGES = 4
-
-
-@triton.jit
-def _prefetch(pointers, counts):
-    """Ask for so many elements behind each pointer, a multiple of 16 bytes that begins at one: they come into the L2 cache. None
-    are asked for if the number is not positive.
-
-    A thread asks at a time, all others of its warp after it: a few large pieces are quicker than many small ones.
-    """
-    sizes = counts * (pointers.dtype.element_ty.primitive_bitwidth // 8)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [pointers, sizes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -99,7 +82,7 @@ def _swap_ab_kernel(
         HALF: tl.constexpr = PART // 2
         piece = start + tl.arange(0, 2)[None, :] * HALF
         count = tl.where((output < OUTPUTS)[:, None], tl.minimum(end - piece, HALF), 0)
-        _prefetch(line_start[:, None] + piece, count)
+        prefetch(line_start[:, None] + piece, count)
     if BIAS:
         offset = tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     dependent.wait(LAUNCH)
@@ -141,7 +124,16 @@ def _swap_ab_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), mask=(output < OUTPUTS)[:, None] & has_row)
 
 
-def swap_ab(x: Tensor, weight: Tensor, workspace: Workspace, fusion: Fusion) -> Tensor:
+def swap_ab(
+    x: Tensor,
+    weight: Tensor,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    launch: int = 0,
+) -> Tensor:
     """x W^T + bias, or the gate of it; sums are float32, and rounded once.
 
     Where tiles are too few to fill the device, their inputs are cut into parts that run side by side.
@@ -150,19 +142,22 @@ def swap_ab(x: Tensor, weight: Tensor, workspace: Workspace, fusion: Fusion) -> 
         x: [num_rows, inputs] of 16-bit numbers, at most MOST_ROWS rows.
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
         workspace: of the engine; no other launch may use it at the same time.
-        fusion: without a norm.
+        bias: [outputs]; gates have none.
+        activation: by which the first half of the outputs gates the second; without one there are no gates.
+        out_dtype: that of x, if not given.
+        launch: see `dependent.py`.
 
     Returns:
         [num_rows, outputs], or half as wide for gates.
     """
     num_rows, inputs = x.shape
-    outputs = len(weight) // fusion.sets
+    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
     assert num_rows <= MOST_ROWS
     assert x.dtype != torch.float32
     assert weight.is_contiguous()
-    assert fusion.norm is None
+    assert bias is None or activation is None
     x = x.contiguous()
-    out, _ = fusion.results(x, outputs)
+    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
     if not num_rows:
         return out
     rows = max(LEAST_ROWS, triton.next_power_of_2(num_rows))
@@ -171,7 +166,7 @@ def swap_ab(x: Tensor, weight: Tensor, workspace: Workspace, fusion: Fusion) -> 
     parts = _parts(tiles, steps, num_multiprocessors(x.device, 132))
     partial = x.new_empty(tiles * TILE * rows * parts if parts > 1 else 0, dtype=torch.float32)
     _swap_ab_kernel[(tiles, parts)](
-        *(x, weight, fusion.bias, out, partial, workspace.counters(tiles, x.device), num_rows),
+        *(x, weight, bias, out, partial, workspace.counters(tiles, x.device), num_rows),
         INPUTS=inputs,
         OUTPUTS=outputs,
         ROWS=rows,
@@ -179,10 +174,14 @@ def swap_ab(x: Tensor, weight: Tensor, workspace: Workspace, fusion: Fusion) -> 
         DEPTH=DEPTH,
         PARTS=parts,
         PART=triton.cdiv(steps, parts) * DEPTH,
-        PREFETCH=bool(fusion.launch) and not INTERPRETED.value and inputs % 8 == 0 and weight.data_ptr() % 16 == 0,
-        **fusion.behind(),
+        PREFETCH=bool(launch) and not INTERPRETED.value and inputs % 8 == 0 and weight.data_ptr() % 16 == 0,
+        GATE=activation is not None,
+        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
+        BIAS=bias is not None,
+        LAUNCH=launch,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
+        **dependent.options(launch),
     )
     return out
 

@@ -24,7 +24,12 @@ class LateWeight:
         dtype: of its numbers.
         device: where it lies.
         has_float8: whether kernels multiply floats of 8 bits there.
+
+    Attributes:
+        next: the weight that was made next, whose product most likely comes next, too.
     """
+
+    next: LateWeight | None = None
 
     def __init__(
         self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, has_float8: bool = False
@@ -39,6 +44,13 @@ class LateWeight:
         if self._content is None:
             self._content = self._unset()
         return self._content
+
+    def following(self, count: int) -> list[Tensor]:
+        """The numbers of the next weights, at most so many; of those in other formats, nothing."""
+        if not count or self.next is None:
+            return []
+        content = self.next.content
+        return [*([content.tensor] if isinstance(content, RowMajor) else []), *self.next.following(count - 1)]
 
     def formats(self) -> Mapping[str, int]:
         content = self.content
