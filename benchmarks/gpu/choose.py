@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, prompts, quantized
-from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
-from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompts, quantized
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs
+from benchmarks.gpu.clock import device_facts, measure_rates, seconds
 from benchmarks.gpu.flash import compile_flash, flash_prompts
 from benchmarks.gpu.parts import kept_going
 from benchmarks.limit import Ceiling, ModelLimit, StepWork, kv_bytes_per_token
@@ -261,8 +261,8 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
         try:
             chain.tune(tuning)
             if size == PROMPT:
-                q, runs, spec = prompt(chain, min(args.prompts))
-                chain.backend.prefill(q, chain.kv[0], runs, spec)
+                q, runs = chain.queries([min(args.prompts)], [min(args.prompts)])
+                chain.backend.prefill(q, chain.kv[0], runs, chain.spec)
             else:
                 chain.run(chain.inputs(lens_of(size, args.scale)))
             if device.type == "cuda":
@@ -282,9 +282,7 @@ def main(arguments: Sequence[str]) -> int:
         warm(args, device)
         return 0
     report = Report("gpu_choose", device_facts(device))
-    clock = Clock(device, repeats=5)
-    rates = measure_rates(clock, getattr(torch, args.dtype))
-    del clock
+    rates = measure_rates(device, getattr(torch, args.dtype))
     report.add({"work": "(device)"}, rates.figures)
     chain = new_chain(args, device)
     best = load_tuning()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
-from nanoengine.core.sampling import gumbel_noise
+from nanoengine.core.sampling import gumbel_noise, signed
 from nanoengine.kernels.triton.draws import candidates, sampling
 from nanoengine.kernels.triton.draws.candidates import TILE, size_of_parts
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -29,7 +29,6 @@ from tests.kernels.sampled_rows import (
     KINDS,
     Rows,
     random_logits,
-    signed,
 )
 
 KERNELS = TritonKernels()
