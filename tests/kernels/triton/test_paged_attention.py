@@ -135,7 +135,7 @@ def test_sequences_that_have_several_tokens_one_or_none() -> None:
     ("lens", "counts"), [([1, 64, 65, 200, 128, 63], None), ([300, 17, 520, 129], [4, 1, 3, 2])], ids=["one", "several"]
 )
 def test_shares_that_end_anywhere(lens: list[int], counts: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may end one sequence and begin another, and neither may be all of it. There may be more than there is work for."""
+    """A program may end one sequence and begin another, and have all of neither. There may be more than there is work for."""
     pool = pool_of(Heads(1, 3, 16), lens)
     for splits in (3, 5, 7, 40):
         cut(monkeypatch, splits)
