@@ -43,10 +43,8 @@ NUM_STAGES = 4
 
 @triton.jit
 def _prefetch(pointers, counts):
-    """Ask for so many elements behind each pointer, a multiple of 16 bytes that begins at one: they come into the L2 cache. None
-    are asked for if the number is not positive.
-
-    A thread asks at a time, all others of its warp after it: a few large pieces are quicker than many small ones.
+    """Bring so many elements behind each pointer into the L2 cache, a multiple of 16 bytes that begins at one; none, if the count
+    is not positive. A warp's threads do that one after the other: a few large pieces are quicker than many small ones.
     """
     sizes = counts * (pointers.dtype.element_ty.primitive_bitwidth // 8)
     tl.inline_asm_elementwise(
