@@ -241,8 +241,6 @@ def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
     for fields, sizes in moves:
         tuning = replace(tuning, **fields)
         yield tuning, sizes
-        if set(sizes) <= {1, 4}:  # few kernels: also those of the move alone
-            yield replace(load_tuning(), **fields), sizes
 
 
 @torch.inference_mode()
