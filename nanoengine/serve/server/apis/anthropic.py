@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -103,6 +102,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
             reasoning_effort=output.effort,
             thinking=self.thinking,
             names={
+                "stop": "stop_sequences",
                 "response_format": "output_config.format" if output.format else "output_format",
                 **{f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(self.tools or ()))},
             },
@@ -237,7 +237,6 @@ class MessagesWriter(Writer):
     """One message. Arguments: its id, and the name of the model as the client has it."""
 
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
-    names = MappingProxyType({"stop": "stop_sequences"})
 
     def __init__(self, message_id: str, model: str):
         super().__init__()

@@ -37,13 +37,14 @@ class Prompts:
     def of_chat(self, request: ChatRequest | TokenizeRequest) -> Prompt:
         """A conversation, rendered for the model. Raises as `Chats.prompt` and `check_turns`."""
         template = self.tokenizer.chat_template(bool(request.tools))
-        check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
-        values = dict(request.chat_template_kwargs or {})
+        values, field = dict(request.chat_template_kwargs or {}), "messages"
         if isinstance(request, ChatRequest):
+            field = request.name_of("prompt")
             defaults = thinking_wish(request)[0] | (
                 {} if request.documents is None else {"documents": request.documents}
             )
             values = defaults | {name: value for name, value in values.items() if value is not None}
+        check_turns(request.messages or (), template, field)
         return self.chats.prompt(
             [joined(message) for message in request.messages or ()],
             request.tools,

@@ -16,7 +16,7 @@ from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
 from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
-from nanoengine.serve.server.apis.conversation import Conversation, chat_params, ended_by
+from nanoengine.serve.server.apis.conversation import Conversation, ended_by
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode
 from nanoengine.serve.server.apis.openai.choices import ChoicesAnswer
@@ -35,7 +35,7 @@ async def chat_completions(http: HTTPRequest, serving: ServedModel) -> Response 
     """Answer a conversation, n times."""
     request = await serving.read(http, ChatRequest)
     job_id = new_id("chatcmpl-", http, request.request_id)
-    params = await chat_params(serving, request)
+    params = await serving.params(request)
     answer = _Chat(http, serving, request, job_id, params)
     answer.conversation = Conversation(http, serving, request, job_id, params)
     return await answer.send()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -69,8 +68,12 @@ class ResponsesRequest(
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_format((self.text or {}).get("format")),
-            names={"response_format": "text.format", **tools.fields},
-            turns="input",
+            names={
+                "prompt": "input",
+                "max_tokens": "max_output_tokens",
+                "response_format": "text.format",
+                **tools.fields,
+            },
             reasoning=_reasoning(self.reasoning or {}),
             chat_template_kwargs=self.chat_template_kwargs,
             max_tokens=self.max_output_tokens,
@@ -141,8 +144,6 @@ class ResponsesWriter(Writer):
         request: its body.
         tools: of the request.
     """
-
-    names = MappingProxyType({"max_tokens": "max_output_tokens"})
 
     def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools):
         super().__init__()
