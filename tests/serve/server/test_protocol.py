@@ -91,7 +91,7 @@ def test_what_nobody_knows_is_taken_where_it_asks_for_nothing(parrot: Server, pa
         ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "give tools"),
         ("/v1/chat/completions", {"include_usage": True}, "give stream_options.include_usage"),
         ("/v1/chat/completions", {"temprature": 0}, "leave it out; did you mean 'temperature'?"),
-        ("/v1/responses", {"max_tokens": 4}, "did you mean 'max_output_tokens'?"),
+        ("/v1/responses", {"max_tokens": 4}, "give max_output_tokens"),
         ("/v1/responses", {"response_format": {"type": "json_object"}}, "give text.format"),
         ("/v1/messages", {"stop": ["a"]}, "give stop_sequences"),
         ("/v1/messages", {"effort": "low"}, "give output_config.effort"),

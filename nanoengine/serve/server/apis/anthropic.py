@@ -80,7 +80,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     thread: Thread | None = None
 
     def check(self) -> None:
-        """Refuse to continue a conversation that another server would have stored; clients then send all messages."""
+        # A conversation that another server would have stored: clients then send all messages.
         if self.thread is not None and self.thread.type == "continue":
             message = "thread.type is continue, and this server keeps no conversations: send all messages"
             raise APIError(404, message, "thread", code="thread_not_found")

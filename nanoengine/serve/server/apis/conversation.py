@@ -31,7 +31,7 @@ class Conversation(Submission[ChatRequest]):
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **cache_key, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
-    def num_thought(self, token_ids: list[int]) -> int:
+    def count_thought(self, token_ids: list[int]) -> int:
         """Tokens of a whole answer that are its thought."""
         thought = self.prompt.thought
         return 0 if thought is None else thought.count(token_ids, self.serving.tokenizer.decode)

@@ -145,7 +145,7 @@ async def reply(
 
 def _whole(writer: Writer, conversation: Conversation, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
-    num_new, num_thought = len(completion.token_ids), conversation.num_thought(completion.token_ids)
+    num_new, num_thought = len(completion.token_ids), conversation.count_thought(completion.token_ids)
     usage, reader = Usage(num_prompt, output.num_cached_tokens, num_new, num_thought), conversation.parser()
     writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
@@ -164,7 +164,7 @@ async def _stream(job: Job, writer: Writer, conversation: Conversation) -> Async
             is_last = delta.finish_reason is not None
             events += writer.say(reader.read(delta.text, delta.finish_reason))
             if is_last:
-                usage = Usage(num_prompt, job.num_cached_tokens, len(tokens), conversation.num_thought(tokens))
+                usage = Usage(num_prompt, job.num_cached_tokens, len(tokens), conversation.count_thought(tokens))
                 events += _ended(writer, delta.finish_reason, delta.stop_reason, usage, job.problem)
         if events:
             yield b"".join(map(writer.write, events))

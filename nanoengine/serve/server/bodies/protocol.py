@@ -112,7 +112,6 @@ class Generation(with_fields(Queued, IGNORED, SAMPLING), kw_only=True):  # type:
     grammar: str | None = None
 
     def check(self) -> None:
-        """Refuse combinations of fields of which one would have no effect."""
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise APIError(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
