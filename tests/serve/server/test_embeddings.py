@@ -11,7 +11,6 @@ import pytest
 
 from nanoengine import LLM, PoolingParams
 from nanoengine.builder import build_engine, read_config
-from tests.serve.server.conftest import LIMITS
 from tests.serve.server.running import Answer, Server, post_bytes, until
 
 TEXTS = ["def search(", "class Tree:", "import os\nimport sys", "x" * 200]
@@ -81,33 +80,6 @@ def test_all_kinds_of_input_are_taken(demo: Server, llm: LLM) -> None:
     assert same(vectors(last), offline(llm, [ids[3][-5:]]))
     first = demo.post("/v1/embeddings", {"input": ids[3], "truncate_prompt_tokens": 5, "truncation_side": "right"})
     assert same(vectors(first), offline(llm, [ids[3][:5]]))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": [[]]}, "input"),
-        ({"input": [1, "a"]}, "input"),
-        ({"input": ["a"] * (LIMITS["max_prompts"] + 1)}, "input"),
-        ({"input": [-1]}, "input"),
-        ({"input": [10**6]}, "input"),
-        ({"input": "a " * 5000}, "input"),
-        ({"input": "a", "dimensions": 10**6}, "dimensions"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "temperature": 1.0}, "temperature"),
-        ({"input": "a", "truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens"),
-        ({}, "input"),
-    ],
-    ids=lambda own: str(own)[:60],
-)
-def test_what_cannot_be_embedded_is_named(demo: Server, fields: dict[str, Any], param: str) -> None:
-    answer = demo.post("/v1/embeddings", fields)
-    assert answer.status == 400
-    assert answer.error["param"] == param
-    assert param in answer.error["message"] or answer.error["message"].startswith("the prompt")
 
 
 def test_an_answer_that_is_too_large_for_the_budget_is_refused(demo: Server) -> None:

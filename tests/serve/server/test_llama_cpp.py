@@ -130,12 +130,6 @@ def test_a_text_has_a_schema(demo: Server) -> None:
     assert json.loads(answer["content"]) == {"a": 1}
 
 
-@pytest.mark.parametrize("prompt", [None, "", ["a"], [1, 2], "a" * 5000])
-def test_a_prompt_is_one_text(coder: Server, prompt: Any) -> None:
-    refused = coder.post("/completion", {"prompt": prompt})
-    assert (refused.status, refused.error["param"]) == (400, "prompt")
-
-
 def test_clients_ask_for_the_context(coder: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coder.serving, "defaults", {"temperature": 0.8, "repetition_penalty": 1.1})
     length = coder.serving.max_model_len
@@ -155,18 +149,3 @@ def test_a_prompt_is_computed_ahead(coder: Server) -> None:
     assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
     again = coder.post("/infill", ahead | {"n_predict": 1}).json
     assert again["tokens_cached"] >= 16
-
-
-@pytest.mark.parametrize(
-    ("path", "request_body"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-        ("/api/generate", {"model": "parrot", "prompt": "a", "suffix": "b"}),
-        ("/infill", BOTH),
-    ],
-)
-def test_a_model_without_marks_refuses_by_name(parrot: Server, path: str, request_body: dict[str, Any]) -> None:
-    answer = parrot.post(path, request_body)
-    assert answer.status == 400
-    assert b"no tokens for filling in the middle, such as <|fim_prefix|>" in answer.body
-    assert parrot.post("/v1/completions", {"prompt": "a", "suffix": ""}).status == 200
