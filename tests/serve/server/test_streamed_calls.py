@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from tests.serve.server.events import choices_of
 from tests.serve.server.interface import Call, Interface, Table
+from tests.serve.server.interfaces import CHAT, INTERFACES, OLLAMA
 from tests.serve.server.running import Answer
 from tests.serve.server.streams import typed_events
-from tests.serve.server.test_thinking import TALKS, USER, Serve, each_talk, says, serve
+from tests.serve.server.test_thinking import USER, Serve, says, serve
 
 __all__ = ["serve"]  # a fixture
 
@@ -44,7 +46,7 @@ FORMATS = {
 def pieces_of(talk: Interface, answer: Answer) -> list[tuple[str, list[str]]]:
     """The calls of a stream: each a name, and pieces of arguments that are not empty."""
     found: list[tuple[str, list[str]]] = []
-    if type(talk).__name__ == "Chat":
+    if talk is CHAT:
         for choice in choices_of(answer.events):
             for call in choice["delta"].get("tool_calls", ()):
                 if "id" in call:
@@ -62,25 +64,31 @@ def pieces_of(talk: Interface, answer: Answer) -> list[tuple[str, list[str]]]:
     return [(name, [own for own in pieces if own]) for name, pieces in found]
 
 
+def talk_or_name(own: Interface | str) -> str:
+    return own if isinstance(own, str) else type(own).__name__
+
+
 def asked(talk: Interface, **more: Any) -> Table:
     return talk.body([USER], tools=("weather", "now"), model="scripted", **{"max_tokens": 400, **more})
 
 
-@each_talk
-@pytest.mark.parametrize("name", FORMATS)
+WRITTEN = [*zip(itertools.repeat(CHAT), FORMATS), *zip(itertools.cycle(INTERFACES[1:]), FORMATS)]
+"""Each format in a chat, which has code for itself, and in one of the interfaces that have theirs in common."""
+
+
+@pytest.mark.parametrize(("talk", "name"), WRITTEN, ids=talk_or_name)
 def test_arguments_come_as_they_are_written(serve: Serve, talk: Interface, name: str) -> None:
     server, script = serve(name)
     script.text = FORMATS[name]
     calls = [ROME] if name == "harmony" else [ROME, OSLO]
     assert says(talk.said(server, asked(talk)), *(Call("weather", own) for own in calls))
-    if talk in TALKS[:3]:
+    if talk is not OLLAMA:
         streamed = pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming))
         assert [(own, json.loads("".join(pieces))) for own, pieces in streamed] == [("weather", own) for own in calls]
         assert all(len(pieces) > 5 for _, pieces in streamed)
 
 
-@pytest.mark.parametrize("talk", TALKS[:3], ids=lambda own: type(own).__name__)
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3-coder", "granite", "harmony"])
+@pytest.mark.parametrize(("talk", "name"), [own for own in WRITTEN if own[0] is not OLLAMA], ids=talk_or_name)
 def test_a_call_that_breaks_off_is_begun_in_a_stream_and_left_out_of_a_whole_answer(
     serve: Serve, talk: Interface, name: str
 ) -> None:
