@@ -50,6 +50,12 @@ HERMES = (
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_prompts": 8, "max_n": 4, "max_stop_strings": 4}
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio, as the server does."""
+    return "asyncio"
+
+
 @pytest.fixture
 def processes() -> Iterator[list[Any]]:
     """Servers in processes of their own; those that run are killed at the end."""
@@ -100,11 +106,16 @@ def hermes(hermes_folder: Path) -> Iterator[Server]:
     server.close()
 
 
+def demo_server(options: dict[str, Any], **config: Any) -> Server:
+    """A server of the bundled model in float32; options of the engine, and of the server."""
+    of_engine = read_config("demo", {"dtype": "float32", "device": "cpu", "scheduling_policy": "mixed"} | options)
+    return Server(build_engine(of_engine, use_tqdm=False), "demo", **config)
+
+
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    """A server of the bundled model in float32, shared likewise."""
-    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 600, "scheduling_policy": "mixed"}
-    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo", **LIMITS)
+    """One, shared likewise."""
+    server = demo_server({"num_kv_blocks": 600}, **LIMITS)
     yield server
     server.close()
 

@@ -88,6 +88,3 @@ def test_the_prompt_may_be_told(parrot: Server) -> None:
     fields = {"return_token_ids": True, "return_prompt_text": True, "stream": True}
     first = parrot.chat("Hello", max_tokens=2, **fields).events[0]
     assert (first["prompt_token_ids"], first["prompt_text"]) == (tokens, answer["prompt_text"])
-
-
-# ---- log probabilities

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nanoengine import LLM, PoolingParams
-from nanoengine.builder import build_engine, read_config
+from tests.serve.server.conftest import demo_server
 from tests.serve.server.running import Answer, Server, post_bytes, until
 
 TEXTS = ["def search(", "class Tree:", "import os\nimport sys", "x" * 200]
@@ -113,14 +113,7 @@ def test_ollamas_clients_get_the_same_numbers(demo: Server, llm: LLM) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    options = {
-        "dtype": "float32",
-        "device": "cpu",
-        "num_kv_blocks": 100,
-        "max_model_len": 300,
-        "max_num_batched_tokens": 16,
-    }
-    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo")
+    server = demo_server({"num_kv_blocks": 100, "max_model_len": 300, "max_num_batched_tokens": 16})
     yield server
     server.close()
 

@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 
 from nanoengine.models.fill_in_middle import NAMES
 from nanoengine.models.tokenizer import HFTokenizer
+from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import Parrot, build, save_tokenizer
 from tests.serve.server.running import Server
 
@@ -71,18 +72,15 @@ def test_ollama(coder: Server) -> None:
     assert coder.post("/api/generate", request | {"prompt": "", "suffix": "cd"}).json["response"] == "cd"
 
 
-def test_a_model_without_a_chat_template_goes_on_with_a_prompt(tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_goes_on_with_a_prompt(make_server: MakeServer, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path)
     (folder / "chat_template.jinja").unlink()
-    server = Server(build(folder), "plain")
-    try:
-        asked = {"model": "plain", "prompt": "ab", "stream": False}
-        assert server.post("/api/generate", asked).json["response"] == "ab"
-        assert server.post("/api/generate", asked | {"system": "S"}).json["response"] == "S\nab"
-        refused = server.post("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "a"}]})
-        assert (refused.status, "has no chat template" in refused.json["error"]) == (400, True)
-    finally:
-        server.close()
+    server = make_server({"folder": folder})
+    asked = {"model": "parrot", "prompt": "ab", "stream": False}
+    assert server.post("/api/generate", asked).json["response"] == "ab"
+    assert server.post("/api/generate", asked | {"system": "S"}).json["response"] == "S\nab"
+    refused = server.post("/api/chat", {"model": "parrot", "messages": [{"role": "user", "content": "a"}]})
+    assert (refused.status, "has no chat template" in refused.json["error"]) == (400, True)
 
 
 def test_infill(coder: Server) -> None:

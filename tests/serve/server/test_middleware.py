@@ -82,6 +82,10 @@ def test_each_key_lets_in_and_some_paths_need_none(guarded: Server) -> None:
         for key in KEYS:
             value = (kind + key).encode().decode("latin-1")  # as UTF-8 on the wire
             assert guarded.get("/v1/models", {"authorization": value}).status == 200
+    wrong: list[dict[str, str]] = [{"x-api-key": "first-keys"}, {"x-api-key": ""}]
+    wrong.append({"authorization": "Bearer no", "x-api-key": "first-key"})
+    for headers in ({"x-api-key": "first-key"}, *wrong):  # as Anthropic's clients send it
+        assert guarded.get("/v1/models", headers).status == (401 if headers in wrong else 200)
     assert [guarded.get(path).status for path in OPEN] == [200] * len(OPEN)
 
 
