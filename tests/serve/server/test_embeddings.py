@@ -11,7 +11,7 @@ import pytest
 
 from nanoengine import LLM, PoolingParams
 from tests.serve.server.conftest import demo_server
-from tests.serve.server.running import Answer, Server, post_bytes, until
+from tests.serve.server.running import Answer, Server, until
 
 TEXTS = ["def search(", "class Tree:", "import os\nimport sys", "x" * 200]
 
@@ -133,21 +133,6 @@ def test_ollama_cuts_what_is_too_long_at_its_end(own_server: Server, llm: LLM) -
 # ---- whoever leaves, or is sent away
 
 
-def test_the_inputs_of_a_client_that_is_gone_are_aborted(own_server: Server) -> None:
-    own_server.gate.shut()
-    connection = own_server.connect(post_bytes("/v1/embeddings", {"input": TEXTS * 4}))
-    own_server.gate.let(2)
-    own_server.gate.wait_until_held()
-    connection.close()
-    own_server.wait_until_ended()
-    own_server.gate.let()
-    own_server.check_idle()
-    assert own_server.gate.num_steps == 3
-    own_server.gate.open()
-    assert own_server.post("/v1/embeddings", {"input": TEXTS}).status == 200
-    until(lambda: not own_server.serving.admission.answers.total)
-
-
 def test_an_embedding_that_is_aborted_is_none(own_server: Server) -> None:
     own_server.gate.shut()
     asked = own_server.later(own_server.post, "/v1/embeddings", {"input": TEXTS}, {"x-request-id": "own"})
@@ -155,3 +140,5 @@ def test_an_embedding_that_is_aborted_is_none(own_server: Server) -> None:
     own_server.gate.open()
     assert asked.result().status == 503
     assert "aborted" in asked.result().error["message"]
+    own_server.check_idle()
+    until(lambda: not own_server.serving.admission.answers.total)

@@ -13,12 +13,7 @@ from tests.serve.server.interfaces import RESPONSES
 from tests.serve.server.running import Server
 from tests.serve.server.weather import PLACE, ROME, TIME
 
-WEATHER = {
-    "type": "function",
-    "name": "weather",
-    "parameters": PLACE,
-    "strict": False,
-}
+WEATHER = {"type": "function", "name": "weather", "parameters": PLACE, "strict": False}
 NOW = {"type": "function", "name": "now", "description": "The time.", "parameters": None}
 TOOLS = [WEATHER, NOW]
 PATH = "/v1/responses"

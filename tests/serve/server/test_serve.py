@@ -202,11 +202,7 @@ def test_nobody_takes_the_port_while_the_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("--host", ["no.such.host.invalid", "a..b", "203.0.113.7"]),
-        ("--port", ["70000"]),
-    ],
+    ("option", "values"), [("--host", ["no.such.host.invalid", "a..b", "203.0.113.7"]), ("--port", ["70000"])]
 )
 def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], option: str, values: list[str]) -> None:
     for value in values:

@@ -130,11 +130,7 @@ BEGUN = {
     "a text": ("The answer", " is 42.", ["The answer is 42."]),
     "a thought": ("<think>Hm", ", so.</think>\n\nYes", [Thought(", so."), "Yes"]),
     "a thought that has ended": ("<think>Hm</think>\n\nYe", "s", ["s"]),
-    "half a call": (
-        '<tool_call>\n{"name": "now", "argu',
-        'ments": {}}\n</tool_call>',
-        [Call("now", {})],
-    ),
+    "half a call": ('<tool_call>\n{"name": "now", "argu', 'ments": {}}\n</tool_call>', [Call("now", {})]),
     "half of its arguments": (
         '<tool_call>\n{"name": "now", "arguments": {"a": 1, "b',
         '": 2}}\n</tool_call>',

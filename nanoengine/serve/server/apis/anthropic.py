@@ -67,8 +67,8 @@ class Thread(Body, kw_only=True):
     previous_message_id: str | None = None
 
 
-class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields of both requests."""
+class CountTokensRequest(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /v1/messages/count_tokens."""
 
     messages: Messages
     system: str | list[Table] | None = None
@@ -111,7 +111,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
         )
 
 
-class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
+class MessagesRequest(CountTokensRequest, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages."""
 
     max_tokens: int
@@ -127,10 +127,6 @@ class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
             setattr(chat, name, getattr(self, name))
         chat.stop = self.stop_sequences
         return chat
-
-
-class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
-    """POST /v1/messages/count_tokens."""
 
 
 async def messages(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:

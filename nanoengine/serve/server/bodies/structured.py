@@ -46,15 +46,13 @@ def structured_outputs(request: Generation) -> dict[str, Any] | None:
     Raises:
         APIError: a `response_format` of no known type or without its schema, or several fields that each say what the text is.
     """
-    outputs: dict[str, dict[str, Any]] = {}
-    if (by_format := _of_format(request.response_format)) is not None:
-        outputs["response_format"] = by_format
-    if request.structured_outputs is not None:
-        outputs["structured_outputs"] = request.structured_outputs
-    if request.json_schema is not None:
-        outputs["json_schema"] = {"json": request.json_schema}
-    if request.grammar:
-        outputs["grammar"] = {"grammar": request.grammar}
+    fields = {
+        "response_format": _of_format(request.response_format),
+        "structured_outputs": request.structured_outputs,
+        "json_schema": None if request.json_schema is None else {"json": request.json_schema},
+        "grammar": {"grammar": request.grammar} if request.grammar else None,
+    }
+    outputs = {name: value for name, value in fields.items() if value is not None}
     if len(outputs) > 1:
         raise APIError(400, f"{' and '.join(outputs)} each say what the text is: give one of them", list(outputs)[1])
     return next(iter(outputs.values()), None)
