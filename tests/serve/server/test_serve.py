@@ -23,7 +23,7 @@ from nanoengine.serve.cli import main
 from nanoengine.serve.server import serve as serve_module
 from tests.forks import IS_LINUX, Forked
 from tests.serve.aio.toys import PATIENCE
-from tests.serve.server.events import EventReader
+from tests.serve.server.events import read_events
 from tests.serve.server.running import JSON, until
 
 CUT = "the server is shutting down, and the answer is not whole: ask again"
@@ -97,10 +97,7 @@ class Process:
 
 def end_of(response: http.client.HTTPResponse) -> str:
     """Why a stream has ended, if it has come to its proper end."""
-    reader = EventReader()
-    events = reader.feed(response.read())
-    assert events[-1] == "[DONE]"
-    last = json.loads(events[-2])
+    *_, last = read_events(response.read())
     return str(last["error"]["message"] if "error" in last else last["choices"][0]["finish_reason"])
 
 
