@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -87,9 +88,8 @@ def make_server(tokenizer_folder: Path) -> Iterator[MakeServer]:
 @pytest.fixture(scope="session")
 def parrot(tokenizer_folder: Path) -> Iterator[Server]:
     """A server of that toy, shared by the tests that leave it as they found it."""
-    server = Server(build(tokenizer_folder), "parrot", **LIMITS)
-    yield server
-    server.close()
+    with closing(Server(build(tokenizer_folder), "parrot", **LIMITS)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -101,9 +101,8 @@ def hermes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hermes(hermes_folder: Path) -> Iterator[Server]:
     """A server of that toy, shared likewise."""
-    server = Server(build(hermes_folder, max_model_len=4096), "hermes")
-    yield server
-    server.close()
+    with closing(Server(build(hermes_folder, max_model_len=4096), "hermes")) as server:
+        yield server
 
 
 def demo_server(options: dict[str, Any], **config: Any) -> Server:
@@ -115,9 +114,8 @@ def demo_server(options: dict[str, Any], **config: Any) -> Server:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
     """One, shared likewise."""
-    server = demo_server({"num_kv_blocks": 600}, **LIMITS)
-    yield server
-    server.close()
+    with closing(demo_server({"num_kv_blocks": 600}, **LIMITS)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def server(folders: list[Path]) -> Iterator[Server]:
     options = {"num_kv_blocks": 100, "enable_lora": True, "max_loras": 3, "lora_modules": [f"first={folders[0]}"]}
-    own = demo_server(options, admin_key="admin", api_key=("key",))
-    yield own
-    own.close()
+    with closing(demo_server(options, admin_key="admin", api_key=("key",))) as own:
+        yield own
 
 
 ADMIN, USER = ({"authorization": f"Bearer {key}"} for key in ("admin", "key"))

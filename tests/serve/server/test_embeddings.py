@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -113,9 +114,8 @@ def test_ollamas_clients_get_the_same_numbers(demo: Server, llm: LLM) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    server = demo_server({"num_kv_blocks": 100, "max_model_len": 300, "max_num_batched_tokens": 16})
-    yield server
-    server.close()
+    with closing(demo_server({"num_kv_blocks": 100, "max_model_len": 300, "max_num_batched_tokens": 16})) as server:
+        yield server
 
 
 def test_ollama_cuts_what_is_too_long_at_its_end(own_server: Server, llm: LLM) -> None:

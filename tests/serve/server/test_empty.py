@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -54,9 +55,9 @@ OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(build(save_tokenizer(tmp_path_factory.mktemp("asking"), ASKING), max_model_len=4096), "demo")
-    yield server
-    server.close()
+    folder = save_tokenizer(tmp_path_factory.mktemp("asking"), ASKING)
+    with closing(Server(build(folder, max_model_len=4096), "demo")) as server:
+        yield server
 
 
 def tables(value: Any) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tokenizer = HFTokenizer(folder).hf
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(name) for name in NAMES[0]]})
     tokenizer.save_pretrained(folder)
-    server = Server(build(folder, toy=Coder), "coder")
-    yield server
-    server.close()
+    with closing(Server(build(folder, toy=Coder), "coder")) as server:
+        yield server
 
 
 def prompt_of(coder: Server, answer: Any) -> str:

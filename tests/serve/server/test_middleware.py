@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,8 @@ NO_KEYS = [
 
 @pytest.fixture(scope="module")
 def guarded(tokenizer_folder: Path) -> Iterator[Server]:
-    server = Server(build(tokenizer_folder), "parrot", api_key=KEYS)
-    yield server
-    server.close()
+    with closing(Server(build(tokenizer_folder), "parrot", api_key=KEYS)) as server:
+        yield server
 
 
 @pytest.fixture
