@@ -211,9 +211,7 @@ def _other_messages(role: str, blocks: list[Table], where: str) -> list[Table]:
 def _tool(tool: Table) -> Table:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        message = (
-            f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
-        )
+        message = f"tools: {str(kind)[:80]!r} is a tool that another server runs: give tools with an input_schema"
         raise APIError(400, message, "tools")
     return tool_table(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
