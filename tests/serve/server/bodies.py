@@ -84,13 +84,11 @@ DOORS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
 }
 
 
-def positions(path: str) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
-    """The body of a path, each field in it at any depth, and each field that it may have: what is there, and a function that
+def positions(kind: type[msgspec.Struct], body: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """A body, each field in it at any depth, and each field that it may have: its name, what is there, and a function that
     returns a body with another value there."""
-    kind, base = DOORS[path]
-    yield base, lambda value: value
-    for _, inner, replaced in fields_in(base):
-        yield inner, replaced
+    yield "", body, lambda value: value
+    yield from fields_in(body)
     for name in kind.__struct_fields__:
-        if name not in base:
-            yield None, lambda value, name=name: {**base, name: value}
+        if name not in body:
+            yield name, None, lambda value, name=name: {**body, name: value}

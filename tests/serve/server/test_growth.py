@@ -177,7 +177,7 @@ def test_work_grows_with_the_body_and_no_faster(counted: Counted, demo: Server, 
         counted = Counted(demo.serving)
     ways: list[Grown] = [
         lambda size, replaced=replaced, grow=grow: replaced(grow(size))  # type: ignore[misc]
-        for inner, replaced in positions(path)
+        for _, inner, replaced in positions(*DOORS[path])
         for grow in ways_to_grow(inner)
     ]
     drawn = random.Random(path).sample(ways, min(NUM_DRAWN, len(ways)))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -37,12 +34,7 @@ OPEN, ADMIN, ONLY_ADMIN = Access.OPEN, Access.ADMIN, Access.ONLY_ADMIN
 
 async def openapi(_: HTTPRequest, __: ServedModel) -> Response:
     """This description."""
-    return json_response(_document())
-
-
-@cache
-def _document() -> dict[str, Any]:
-    return document(ENDPOINTS)
+    return json_response(document(ENDPOINTS))
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (

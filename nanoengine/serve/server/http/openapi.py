@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -27,7 +27,8 @@ class Error(msgspec.Struct):
     error: ErrorFields
 
 
-def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+@cache
+def document(endpoints: tuple[Endpoint, ...]) -> dict[str, Any]:
     """The description of some endpoints, as OpenAPI 3.1 has it."""
     bodies = {endpoint.body: None for endpoint in endpoints if endpoint.body is not None}
     types = [*bodies, Error]
