@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.serve.server.events import choices_of
 from tests.serve.server.interface import Call, Interface, Table
-from tests.serve.server.interfaces import CHAT, INTERFACES, OLLAMA
+from tests.serve.server.interfaces import CHAT, OLLAMA, each_way
 from tests.serve.server.running import Answer
 from tests.serve.server.streams import typed_events
 from tests.serve.server.test_thinking import USER, Serve, says, serve
@@ -64,31 +63,21 @@ def pieces_of(talk: Interface, answer: Answer) -> list[tuple[str, list[str]]]:
     return [(name, [own for own in pieces if own]) for name, pieces in found]
 
 
-def talk_or_name(own: Interface | str) -> str:
-    return own if isinstance(own, str) else type(own).__name__
-
-
 def asked(talk: Interface, **more: Any) -> Table:
     return talk.body([USER], tools=("weather", "now"), model="scripted", **{"max_tokens": 400, **more})
 
 
-WRITTEN = [*zip(itertools.repeat(CHAT), FORMATS), *zip(itertools.cycle(INTERFACES[1:]), FORMATS)]
-"""Each format in a chat, which has code for itself, and in one of the interfaces that have theirs in common."""
-
-
-@pytest.mark.parametrize(("talk", "name"), WRITTEN, ids=talk_or_name)
+@pytest.mark.parametrize(("talk", "name"), each_way(FORMATS))
 def test_arguments_come_as_they_are_written(serve: Serve, talk: Interface, name: str) -> None:
     server, script = serve(name)
     script.text = FORMATS[name]
+    answer = server.post(talk.path, asked(talk) | talk.streaming)
     calls = [ROME] if name == "harmony" else [ROME, OSLO]
-    assert says(talk.said(server, asked(talk)), *(Call("weather", own) for own in calls))
-    if talk is not OLLAMA:
-        streamed = pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming))
-        assert [(own, json.loads("".join(pieces))) for own, pieces in streamed] == [("weather", own) for own in calls]
-        assert all(len(pieces) > 5 for _, pieces in streamed)
+    assert says(talk.read(talk.put_together(answer)), *(Call("weather", own) for own in calls))
+    assert talk is OLLAMA or all(len(pieces) > 5 for _, pieces in pieces_of(talk, answer))
 
 
-@pytest.mark.parametrize(("talk", "name"), [own for own in WRITTEN if own[0] is not OLLAMA], ids=talk_or_name)
+@pytest.mark.parametrize(("talk", "name"), [own for own in each_way(FORMATS) if own.values[0] is not OLLAMA])
 def test_a_call_that_breaks_off_is_begun_in_a_stream_and_left_out_of_a_whole_answer(
     serve: Serve, talk: Interface, name: str
 ) -> None:

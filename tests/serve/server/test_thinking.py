@@ -10,7 +10,7 @@ import pytest
 from nanoengine.features.tool_calls.thinking_switch import thinking_values
 from tests.scripted import Script, folder_of, scripted_engine
 from tests.serve.server.interface import Call, Interface, Said, Thought, joined
-from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, OLLAMA
+from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, OLLAMA, each_way
 from tests.serve.server.running import Server
 
 each_talk = pytest.mark.parametrize("talk", INTERFACES, ids=lambda own: type(own).__name__)
@@ -40,8 +40,7 @@ def says(said: Said, *parts: Any) -> bool:
     return joined(said.parts) == joined(parts)
 
 
-@each_talk
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "harmony"])
+@pytest.mark.parametrize(("talk", "name"), each_way(["qwen3", "qwen3.5", "harmony"]))
 def test_what_is_asked_of_the_answer_is_not_asked_of_the_thought(serve: Serve, talk: Interface, name: str) -> None:
     server, script = serve(name)
     before, behind = {"qwen3": ("<think>", "</think>"), "qwen3.5": ("", "</think>")}.get(
