@@ -110,10 +110,8 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Table:
 
 def tool_table(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
     """A tool, as /v1/chat/completions has it."""
-    function: Table = {"name": name}
-    for key, value in (("description", description), ("parameters", parameters), ("strict", strict)):
-        if value is not None:
-            function[key] = value
+    fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    function = {key: value for key, value in fields.items() if value is not None}
     return {"type": "function", "function": function}
 
 
