@@ -42,7 +42,7 @@ def sampling_params(
     """
     fields_of_request = {name: getattr(request, name) for name in SHARED} | request.sampling()
     if isinstance(request, ChatRequest):
-        fields_of_request["thinking_budget"] = thinking_wish(request)[1]
+        fields_of_request["thinking_budget"] = thinking_wish(request).get("thinking_budget")
     values: dict[str, Any] = {name: value for name, value in fields_of_request.items() if value is not None}
     if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
         values["seed"] = request.seed
