@@ -6,8 +6,9 @@ from nanoengine.serve.server.bodies.protocol import ChatRequest, ReasoningWish, 
 
 
 def thinking_wish(request: ChatRequest) -> Table:
-    """Values for the chat template, by the names that `thinking_values` reads; of them `thinking_budget` is the most tokens of the
-    thought.
+    """Values for the chat template, by the names that `thinking_values` reads.
+
+    Of them `thinking_budget` is the most tokens of the thought.
     """
     reasoning, thinking = request.reasoning or ReasoningWish(), request.thinking or ThinkingWish()
     budgets = request.thinking_budget, request.thinking_token_budget, thinking.budget_tokens, reasoning.max_tokens
