@@ -8,18 +8,16 @@ from typing import Any
 DONE = "[DONE]"
 
 
-def data_of(body: bytes) -> list[str]:
-    """The data of the events of a whole stream; comments are left out."""
+def blocks_of(body: bytes) -> list[list[str]]:
+    """The lines of each event of a whole stream; comments are left out."""
     *blocks, rest = body.decode().split("\n\n")
     assert rest == ""
-    events = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]
-    assert not any("\n" in event for event in events)
-    return events
+    return [block.split("\n") for block in blocks if not block.startswith(":")]
 
 
 def read_events(body: bytes) -> list[dict[str, Any]]:
     """The events of a whole stream, which must end as it should."""
-    *events, last = data_of(body)
+    *events, last = [data.removeprefix("data: ") for [data] in blocks_of(body)]
     assert last == DONE
     return [json.loads(event) for event in events]
 

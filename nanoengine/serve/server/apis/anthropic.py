@@ -68,7 +68,7 @@ class Thread(Body, kw_only=True):
 
 
 class CountTokensRequest(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /v1/messages/count_tokens."""
+    """POST /v1/messages/count_tokens, and fields of POST /v1/messages."""
 
     messages: Messages
     system: str | list[Table] | None = None
