@@ -256,19 +256,9 @@ def paged_decode(
     log_sums = torch.empty(lots, 2 * splits, num_outputs, dtype=torch.float32, device=q.device)
     arrivals = workspace.counters(lots * splits, q.device)
     _decode_kernel[(lots, splits)](
-        *(
-            out,
-            results,
-            log_sums,
-            arrivals,
-            runs.plan[window, splits],
-            q,
-            *cache,
-            runs.block_tables,
-            starts,
-            runs.seq_lens,
-        ),
-        *(sinks, spec.scale * math.log2(math.e), *q.stride()[:2], *cache_strides(cache), runs.block_tables.stride(0)),
+        *(out, results, log_sums, arrivals, runs.plan[window, splits], q, *cache),
+        *(runs.block_tables, starts, runs.seq_lens, sinks, spec.scale * math.log2(math.e)),
+        *(*q.stride()[:2], *cache_strides(cache), runs.block_tables.stride(0)),
         GROUP=group,
         HEADS=shape.heads,
         TOKENS=shape.tokens,

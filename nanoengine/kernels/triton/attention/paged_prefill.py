@@ -210,19 +210,8 @@ def paged_prefill(
     shape = _shape(q.dtype, head_dim, int8=cache.k_scales is not None, is_short=is_short, tuning=tuning)
     tiles = triton.cdiv(runs.longest, shape["ROWS"] // heads)
     _prefill_kernel[(num_kv_heads * triton.cdiv(group, heads), len(runs.seq_lens), tiles)](
-        *(
-            out,
-            q,
-            *cache,
-            runs.block_tables,
-            runs.query_start_loc,
-            runs.seq_lens,
-            sinks,
-            spec.scale * math.log2(math.e),
-        ),
-        *q.stride()[:2],
-        *strides,
-        runs.block_tables.stride(0),
+        *(out, q, *cache, runs.block_tables, runs.query_start_loc, runs.seq_lens, sinks),
+        *(spec.scale * math.log2(math.e), *q.stride()[:2], *strides, runs.block_tables.stride(0)),
         GROUP=group,
         HEADS=heads,
         HEAD_DIM=head_dim,
