@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
@@ -28,6 +29,7 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
@@ -109,34 +111,37 @@ def launch_products(dtype: torch.dtype) -> None:
         if (rows > ROWS and (format is None or "norm" in asked)) or (format and inputs == 1000):
             continue
         x = some(rows, inputs, dtype=dtype)
-        offered = {"residual": x, "norm": some(inputs), "bias": some(outputs, dtype=dtype)}
+        offered = {"residual": x, "norm": Norm(some(inputs), 1e-6), "bias": some(outputs, dtype=dtype)}
         weight = packed(outputs, inputs, format) if format else some(outputs, inputs, dtype=dtype)
-        given = {name: offered[name] for name in asked}
-        product_of_few_rows(x, weight, eps=1e-6, **given, **options)
+        fusion = Fusion(**{name: offered[name] for name in asked}, **options)  # type: ignore[arg-type]
+        product_of_few_rows(x, weight, fusion)
         if dtype is torch.bfloat16 and asked == {"residual", "norm"} and not format:
-            product_of_few_rows(x, weight, eps=1e-6, **given, **options, launch=2)
+            product_of_few_rows(x, weight, fusion._replace(launch=2))
         if not format and outputs < MANY_OUTPUTS:
             for count, launch in ((1, 2), (MOST_ROWS, 0)):
-                few = {name: some(count, inputs, dtype=dtype) if name == "residual" else given[name] for name in asked}
-                gemv(some(count, inputs, dtype=dtype), weight, eps=1e-6, **few, **options, launch=launch)
+                few = some(count, inputs, dtype=dtype)
+                residual = None if fusion.residual is None else few
+                gemv(few, weight, fusion._replace(residual=residual, launch=launch))
             if dtype is not FULL and "norm" not in asked:
                 for count, launch in ((5, 2), (64, 1)):
-                    swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
-    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+                    swap_ab(some(count, inputs, dtype=dtype), weight, Fusion(**options, launch=launch), Workspace())
+    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), Fusion(launch=1))
     one, ahead = some(1, 1024, dtype=dtype), (some(1024, 2048, dtype=dtype), some(6144, 1024, dtype=dtype))
     for launch, how in product((0, 2), (HELD, AHEAD)):
-        around: dict[str, Any] = {"norm": some(1024), "residual": one, "eps": 1e-6, "launch": launch}
-        gemv(one, some(4096, 1024, dtype=dtype), **around, ahead=ahead[:how])
+        fusion = Fusion(norm=Norm(some(1024), 1e-6), residual=one, launch=launch)
+        gemv(one, some(4096, 1024, dtype=dtype), fusion, ahead[:how])
         if (sizes := fitting_sizes(1024, 3072, dtype.itemsize, one.device, how)) is not None:
             both, down = some(6144, 1024, dtype=dtype), some(1024, 3072, dtype=dtype)
-            mlp_of_one_row(one, both, down, Workspace(), sizes, "silu", **around, how=how)
+            mlp_of_one_row(one, both, down, fusion._replace(activation="silu"), Workspace(), sizes, how)
         for rows, dim in ((1, 128), (MOST_ROWS, 64)):
             x, angles = some(rows, 1024, dtype=dtype), some(rows, 1, dim // 2)
             changes, slots = (some(dim), some(dim), 1e-6, angles, angles), some(rows, dtype=torch.int64)
-            own, cache = {**around, "residual": x, "ahead": ahead[:how]}, cache_of(dtype, 8, dim, 16, int8=False)
-            heads_of_product(x, some(32 * dim, 1024, dtype=dtype), Workspace(), changes, cache, slots, **own)
+            weight, cache = some(32 * dim, 1024, dtype=dtype), cache_of(dtype, 8, dim, 16, int8=False)
+            args = Workspace(), changes, cache, slots, ahead[:how]
+            heads_of_product(x, weight, fusion._replace(residual=x), *args)
     if dtype is not FULL:
-        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
+        biased = Fusion(bias=some(2500, dtype=dtype))
+        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), biased, Workspace())
     for format in FORMATS:
         packed(4096, 1024, format).dequantize(dtype)
         packed(4096, 896, format).dequantize(dtype, some(9, dtype=torch.int64))
@@ -148,8 +153,10 @@ def launch_packed_gemv(dtype: torch.dtype) -> None:
     formats = FORMATS if dtype is torch.bfloat16 else ("int8",)
     for (inputs, outputs, gates), format, rows in product(shapes, formats, (1, MOST_ROWS)):
         x, weight = some(rows, inputs, dtype=dtype), packed(outputs, inputs, format)
-        around: dict[str, Any] = {"norm": some(inputs), "residual": x, "eps": 1e-6} if outputs > inputs else {}
-        packed_gemv(x, weight, **around, activation="silu" if gates else None, launch=int(rows == 1))
+        fusion = Fusion(activation="silu" if gates else None, launch=int(rows == 1))
+        if outputs > inputs:
+            fusion = fusion._replace(norm=Norm(some(inputs), 1e-6), residual=x)
+        packed_gemv(x, weight, fusion)
 
 
 def launch_experts(dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from nanoengine.kernels.triton import operations as module
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products.activation import gate_and_multiply
 from nanoengine.kernels.triton.products.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.models.quantization.at_load import quantizer
 from tests.kernels.formulas import DEVICE, weight_of
@@ -97,7 +98,7 @@ def test_gates_of_any_size_do_not_overflow(way: str) -> None:
         if way == "alone":
             found = gate_and_multiply(both, activation)
         else:
-            found, _ = product_of_few_rows(both, torch.eye(12, device=DEVICE), activation=activation)
+            found, _ = product_of_few_rows(both, torch.eye(12, device=DEVICE), Fusion(activation=activation))
         torch.testing.assert_close(found, gate.clamp(min=0.0), rtol=0, atol=1e-30)
 
 

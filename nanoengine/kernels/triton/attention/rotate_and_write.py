@@ -87,7 +87,7 @@ def rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM_HEADS: tl.constexpr,
     ROTATE: tl.constexpr,
     LAUNCH: tl.constexpr,
     token=None,
@@ -131,13 +131,13 @@ def rotate_and_write_kernel(
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
         # All loads come before the sum, for which warps wait: they are on their way at the same time.
-        if NORM:
+        if NORM_HEADS:
             weight = (q_weight if is_q else k_weight) + pair
             first_factor, second_factor = tl.load(weight, mask=there), tl.load(weight + HALF, mask=there)
         if ROTATE:
             angle = token * angle_stride + pair
             cosine, sine = tl.load(cos + angle, mask=there), tl.load(sin + angle, mask=there)
-        if NORM:
+        if NORM_HEADS:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
             first, second = first * scale * first_factor[None, :], second * scale * second_factor[None, :]
@@ -189,7 +189,8 @@ def rotate_and_write(
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q_out = q if in_place else q.new_empty(q.shape)
-    _launch(q, k, v, changes, slot_mapping, q_out, k if in_place else None, PagedCache(*kv), launch)
+    k_out = k if in_place else None
+    _launch(*arguments(q, k, v, changes, slot_mapping, q_out, k_out, PagedCache(*kv)), launch)
     return q_out
 
 
@@ -201,29 +202,20 @@ def write_kv(k: Tensor, v: Tensor, kv: KVLayer | PagedCache, slot_mapping: Tenso
         kv, slot_mapping: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, None, PagedCache(*kv), dependent.LAUNCH_PLAIN)
+    heads, constants = arguments(no_q, k, v, unchanged, slot_mapping, no_q, None, PagedCache(*kv))
+    _launch(heads, constants, dependent.LAUNCH_PLAIN)
 
 
-def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    changes: Changes,
-    slot_mapping: Tensor,
-    q_out: Tensor,
-    k_out: Tensor | None,
-    cache: PagedCache,
-    launch: int,
-) -> None:
+def _launch(heads: tuple[Any, ...], constants: dict[str, Any], launch: int) -> None:
+    """Of `arguments`, if there are tokens."""
+    q, k = heads[:2]
     num_tokens, num_kv_heads, head_dim = k.shape
     if not num_tokens:
         return
-    heads = heads_of_a_group(head_dim)
-    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    args, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, cache)
-    rotate_and_write_kernel[grid](
-        *args, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
-    )
+    per_group = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(q.shape[1], per_group) + 2 * triton.cdiv(num_kv_heads, per_group))
+    options = {"num_warps": _num_warps(k.itemsize), **dependent.options(launch)}
+    rotate_and_write_kernel[grid](*heads, **constants, HEADS=per_group, LAUNCH=launch, **options)
 
 
 def arguments(
@@ -267,7 +259,7 @@ def arguments(
     return (*tensors, q.shape[1], num_kv_heads, *strides), {
         "BLOCK_SIZE": cache.k.shape[1],
         "HEAD_DIM": head_dim,
-        "NORM": q_weight is not None and k_weight is not None,
+        "NORM_HEADS": q_weight is not None and k_weight is not None,
         "ROTATE": cos is not None and sin is not None,
     }
 
