@@ -114,7 +114,8 @@ def launch_some() -> None:
         attend(torch.bfloat16, 128, tuning=tuning, int8=True)
 
 
-def read(launch: Launch) -> Code:
+def instructions(launch: Launch) -> tuple[list[str], str]:
+    """Names of the instructions of the machine code, with suffixes; and the code in PTX."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
     tool = disassembler()
@@ -123,7 +124,11 @@ def read(launch: Launch) -> Code:
         file.write(compiled.asm["cubin"])
         file.flush()
         listing = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    names = [found[1] for found in INSTRUCTION.finditer(listing)]
+    return [found[1] for found in INSTRUCTION.finditer(listing)], compiled.asm["ptx"]
+
+
+def read(launch: Launch) -> Code:
+    names, _ = instructions(launch)
     waits = [i for i, name in enumerate(names) if name.startswith("ACQBULK")]
     wait = waits[0] if waits else 0
     threads = 32 * launch.options.get("num_warps", 4)

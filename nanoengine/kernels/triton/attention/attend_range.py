@@ -36,10 +36,7 @@ def attend_range(
     row_start,
     start,
     end,
-    cache_head,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -55,7 +52,7 @@ def attend_range(
             and of weights, relative to 2 to the power of `highest`. The sums of weights are summed up over the tile at the end
             alone: warps need no barrier for it.
         query: [ROWS, dimensions].
-        cache_head: of `cache_of_head`.
+        pages: those of `load_kv`.
         scale: of scores; log2(e) is in it, for all exponentials and logarithms are of base 2.
     """
     dim = tl.arange(0, query.shape[1])
@@ -65,7 +62,7 @@ def attend_range(
         token = first + tl.arange(0, TILE)
         visible = seen(token, position, row_start, end, WINDOW)
         token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
-        k, v = load_kv(cache_head, table, block_stride, slot_stride, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
+        k, v = load_kv(pages, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
         scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32))
         # Finite is the highest: LOWEST, or a tile holds at least one token.
         weights, shrink, highest = softmax_part(scores, visible, highest, scale, SOFT_CAP)

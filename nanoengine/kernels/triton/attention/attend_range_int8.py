@@ -65,10 +65,7 @@ def attend_range_int8(
     row_start,
     start,
     end,
-    cache_head,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -81,6 +78,7 @@ def attend_range_int8(
     """
     PAIR: tl.constexpr = tl.pointer_type(tl.int16)
     SCALE: tl.constexpr = tl.pointer_type(tl.float32)
+    cache_head, table, block_stride, slot_stride = pages
     k_head, v_head, k_scales, v_scales = cache_head
     q_even, q_odd = even_and_odd(query)
     even, odd = even_and_odd(acc)

@@ -117,14 +117,13 @@ def cache_of_head(k_cache, v_cache, k_scales, v_scales, kv_head, stride):
 
 
 @triton.jit
-def load_kv(
-    head, table, block_stride, slot_stride, token, dim, dtype: tl.constexpr, HEAD_DIM, BLOCK_SIZE: tl.constexpr
-):
+def load_kv(pages, token, dim, dtype: tl.constexpr, HEAD_DIM, BLOCK_SIZE: tl.constexpr):
     """K and V of tokens of a sequence, in a dtype: [tokens, dimensions] each.
 
     Args:
-        head: of `cache_of_head`.
+        pages: of a head in a sequence: (what `cache_of_head` returns, the block table, the strides of blocks and slots).
     """
+    head, table, block_stride, slot_stride = pages
     k_head, v_head, k_scales, v_scales = head
     ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
@@ -139,20 +138,11 @@ def load_kv(
 
 
 @triton.jit
-def ask_for(
-    head,
-    table,
-    start,
-    end,
-    block_stride,
-    slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+def ask_for(pages, start, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr):
     """Ask for K and V of the first TOKENS tokens from `start` on: they come into the L2 cache, and nothing is read (compute
     capability 9.0 and later).
     """
+    head, table, block_stride, slot_stride = pages
     k_head, v_head, _, _ = head
     BYTES: tl.constexpr = HEAD_DIM * k_head.dtype.element_ty.primitive_bitwidth // 8
     if not INTERPRETED and start < end:

@@ -125,7 +125,7 @@ def _decode_kernel(
     if LAUNCH:
         table = block_tables + first_seq.to(tl.int64) * table_stride
         end = tl.where(first_seq == last_seq, stop, seq_len)
-        ask_for(cache_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
+        ask_for((cache_head, table, block_stride, slot_stride), start, end, HEAD_DIM, BLOCK_SIZE, 64)
     dependent.wait(LAUNCH)
 
     row, dim = tl.arange(0, ROWS), tl.arange(0, DIMS)
@@ -147,6 +147,7 @@ def _decode_kernel(
         if QUERY_LOTS > 1:
             end = tl.where(count > 0, end, begin)  # there is no such token
         table = block_tables + tl.cast(seq, tl.int64) * table_stride
+        pages = (cache_head, table, block_stride, slot_stride)
 
         # Rows of several tokens may see nothing of a tile: then there is no score, and no weight.
         highest = tl.full([ROWS], LOWEST, tl.float32)
@@ -167,9 +168,9 @@ def _decode_kernel(
         query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + offset, mask=there, other=0.0)
         loop: tl.constexpr = attend_range_int8 if PAIRS else attend_range
         acc, sums, highest = loop(
-            acc, sums, highest, query, position, row_start, begin, end, cache_head, table, block_stride, slot_stride, scale,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
-        )  # fmt: skip
+            *(acc, sums, highest, query, position, row_start, begin, end, pages, scale),
+            *(HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP),
+        )
 
         total = tl.sum(sums, axis=1)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty

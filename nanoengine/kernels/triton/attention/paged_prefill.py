@@ -43,10 +43,7 @@ def _attend_range(
     position,
     start,
     end,
-    cache_head,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -67,7 +64,7 @@ def _attend_range(
             visible &= token[None, :] >= first_visible(position, WINDOW)[:, None]
         if MASKED:
             token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
-        k, v = load_kv(cache_head, table, block_stride, slot_stride, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
+        k, v = load_kv(pages, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32))
         # Finite is the highest: LOWEST, or every row sees the first token.
         weights, shrink, highest = softmax_part(scores, visible if MASKED else None, highest, scale, SOFT_CAP)
@@ -134,7 +131,7 @@ def _prefill_kernel(
     q_offset = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
     query = load_heads(q_start + q_offset[:, None] + dim[None, :], dim, HEAD_DIM)
     cache_head = cache_of_head(k_cache, v_cache, k_scales, v_scales, kv_head, kv_head_stride)
-    table = block_tables + seq * table_stride
+    pages = (cache_head, block_tables + seq * table_stride, block_stride, slot_stride)
 
     history = seq_len - query_len
     position = history + q_token
@@ -151,21 +148,21 @@ def _prefill_kernel(
         lost = first_visible(seen - 1, WINDOW) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
         acc, total, highest = _attend_range(
-            acc, total, highest, query, position, earliest, seen_by_all, cache_head, table, block_stride, slot_stride, scale,
-            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
-        )  # fmt: skip
+            *(acc, total, highest, query, position, earliest, seen_by_all, pages, scale),
+            *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True),
+        )
         first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
     else:
         seen_by_all = 0
         first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
     acc, total, highest = _attend_range(
-        acc, total, highest, query, position, seen_by_all, first_masked, cache_head, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False,
-    )  # fmt: skip
+        *(acc, total, highest, query, position, seen_by_all, first_masked, pages, scale),
+        *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False),
+    )
     acc, total, highest = _attend_range(
-        acc, total, highest, query, position, first_masked, seen, cache_head, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
-    )  # fmt: skip
+        *(acc, total, highest, query, position, first_masked, seen, pages, scale),
+        *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True),
+    )
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
     num_heads = tl.num_programs(0) // LOTS * GROUP
     out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
