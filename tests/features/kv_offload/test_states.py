@@ -87,22 +87,14 @@ def test_files_of_states_that_are_damaged_or_gone_are_computed_again(
     assert [path.exists() for path in states.values()] == [False, True, True]
     whole = {path: path.read_bytes() for path in own.glob("*.kv")}
 
-    def damaged(content: bytes) -> bytes:
-        return content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]
-
+    flipped = whole[states[96]][:-20] + bytes([whole[states[96]][-20] ^ 1]) + whole[states[96]][-19:]
     foreign = whole[own / f"{hashes[0]}-0.kv"]
-    for harm, words in (
-        (damaged, "its checksum is wrong"),
-        (lambda content: content[:-1], "bytes of K/V and a checksum"),
-        (lambda _: foreign, "it holds other tokens"),
-        (None, ""),
-    ):
-        for path, content in whole.items():
-            path.write_bytes(content)
-        if harm is None:
-            states[96].unlink()
-        else:
-            states[96].write_bytes(harm(whole[states[96]]))
+    for content, words in ((flipped, "its checksum is wrong"), (foreign, "it holds other tokens"), (None, "")):
+        for path, sound in whole.items():
+            path.write_bytes(sound)
+        states[96].unlink()
+        if content is not None:
+            states[96].write_bytes(content)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "nanoengine"), engine(folder, **options) as llm:
             cached, *found = ask(llm, prompt)
