@@ -1,15 +1,14 @@
 """GET /metrics: a snapshot of the engine in Prometheus' text format, under the names of vLLM.
 
 Names, labels, types, bounds of buckets and meanings are those of vLLM 0.33 (vllm/v1/metrics/loggers.py), so that dashboards and
-autoscalers made for it work here. A metric that vLLM does not have begins with "nanoengine:". A metric that is one number or
-histogram is declared where it is counted (`features/statistics.py`); here are those with labels.
+autoscalers made for it work here. A metric that vLLM does not have begins with "nanoengine:". A metric that is counted is
+declared where it is counted (`features/statistics.py`); here are those that follow from others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, ProcessCollector, generate_latest
@@ -49,7 +48,7 @@ def render_metrics(
     for engine, snapshot in engines.items():
         labels = {"model_name": model_name, "engine": engine}
         metrics.add_declared(labels, snapshot)
-        metrics.add_labelled(labels, snapshot)
+        metrics.add_computed(labels, snapshot)
         metrics.add_cache_config(cache_config, engine, snapshot)
     for reason, count in (dict.fromkeys(REJECTIONS, 0) | dict(num_rejected)).items():
         text, labels = "Requests turned away at the door.", {"model_name": model_name, "reason": reason}
@@ -78,52 +77,39 @@ class _Metrics(Collector):
         """The fields of statistics that `metric` declares, those of statistics inside of them included."""
         for each in fields(counts):
             value, facts = getattr(counts, each.name), each.metadata
+            of_series = {**labels, **facts.get("labels", {})}
             if isinstance(value, Statistics):
                 self.add_declared(labels, value)
             elif isinstance(value, Histogram):
                 bounds = [*map(floatToGoString, value.bounds), "+Inf"]
                 buckets = list(zip(bounds, value.cumulative(), strict=True))
-                self.add(HistogramMetricFamily, facts["name"], facts["text"], labels, buckets, value.sum)
+                self.add(HistogramMetricFamily, facts["name"], facts["text"], of_series, buckets, value.sum)
             elif "name" in facts:
                 kind = GaugeMetricFamily if "is_gauge" in facts else CounterMetricFamily
-                self.add(kind, facts["name"], facts["text"], labels, value)
+                self.add(kind, facts["name"], facts["text"], of_series, value)
 
-    def add_labelled(self, labels: Mapping[str, str], metrics: EngineMetrics) -> None:
-        """The families with a series for each value of a label, and the sum of one of them."""
-        times, drafts, offload = metrics.times, metrics.speculation, metrics.offload
+    def add_computed(self, labels: Mapping[str, str], metrics: EngineMetrics) -> None:
+        """What is no number of the statistics, but follows from some."""
 
-        def add(kind: type[Metric], name: str, text: str, label: str, values: Mapping[str, float]) -> None:
+        def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> None:
             for key, value in values.items():
-                self.add(kind, name, text, {**labels, label: key}, value)
+                self.add(CounterMetricFamily, name, text, {**labels, label: key}, value)
 
-        counter, gauge = partial(add, CounterMetricFamily), partial(add, GaugeMetricFamily)
+        times, drafts = metrics.times, metrics.speculation
         finished = dict.fromkeys(FINISH_REASONS, 0) | metrics.finished
-        counter("vllm:request_success", "Sequences that ended, by why.", "finished_reason", finished)
+        counters("vllm:request_success", "Sequences that ended, by why.", "finished_reason", finished)
         sources = {
             "local_compute": times.num_prompt_tokens - times.num_cached_prompt_tokens,
             "local_cache_hit": times.num_cached_prompt_tokens,
             "external_kv_transfer": 0,
         }
-        counter("vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", "source", sources)
-        seconds = {"prefill": metrics.steps.prefill_time, "decode": metrics.steps.decode_time}
-        counter("nanoengine:step_seconds", "Time of steps, shared out by their tokens.", "phase", seconds)
+        counters("vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", "source", sources)
         if drafts is not None:
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             by_position = {str(position): count for position, count in enumerate(drafts.accepted_at)}
-            counter(name, "Drafts accepted, by their position in a run.", "position", by_position)
-        if offload is not None:
-            moves = {
-                "device_to_host": offload.num_saved_blocks,
-                "host_to_device": offload.num_loaded_blocks,
-                "to_disk": offload.num_written_files,
-                "from_disk": offload.num_loaded_files,
-            }
-            counter("nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves)
-        reasons = {"capacity": metrics.num_waiting, "deferred": metrics.num_fetching}
-        text = "Sequences that wait to run: for room, or deferred until their K/V were read from files."
-        gauge("vllm:num_requests_waiting_by_reason", text, "reason", reasons)
-        waiting, text = "vllm:num_requests_waiting", "Sequences that wait to run."
-        self.add(GaugeMetricFamily, waiting, text, labels, sum(reasons.values()))
+            counters(name, "Drafts accepted, by their position in a run.", "position", by_position)
+        waiting, text = metrics.num_waiting + metrics.num_fetching, "Sequences that wait to run."
+        self.add(GaugeMetricFamily, "vllm:num_requests_waiting", text, labels, waiting)
 
     def add_cache_config(self, cache_config: Mapping[str, str], engine: str, metrics: EngineMetrics) -> None:
         options = {
