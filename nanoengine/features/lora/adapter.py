@@ -33,7 +33,7 @@ DTYPES = ("F32", "F16", "BF16")
 MODULE = re.compile(r"[\w.]+")
 """A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT accepts expressions, too; some of them never end."""
 
-READ = {"bias", "init_lora_weights", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+READ = frozenset({"bias", "init_lora_weights", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 WITHOUT_EFFECT = re.compile(
     r"auto_mapping|base_model_name_or_path|revision|inference_mode|runtime_config|task_type|peft_(type|version)|megatron_(config|core)|"
     r"(target|exclude)_modules|layers_pattern|layers_to_transform|lora_dropout|alora_invocation_string|ensure_weight_tying|"
