@@ -40,31 +40,6 @@ class LowRank:
     scale: float
 
 
-RowsOfRank = Mapping[int, Sequence[range]]
-"""Matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices."""
-
-
-def products_of(adapter: Adapter, layers: Mapping[str, LinearLayer], rows: RowsOfRank) -> dict[int, list[LowRank]]:
-    """The low-rank products of an adapter, by matrix."""
-    products: dict[int, list[LowRank]] = {}
-    for name, projection in adapter.projections.items():
-        layer = layers[name]
-        a, b = (
-            torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
-            for numbers, dtype in zip((projection.a, projection.b), projection.dtypes, strict=True)
-        )
-        dtype = torch.bfloat16 if projection.dtypes == ("BF16", "BF16") else torch.float32
-        b = b.view(layer.count, projection.rank) * (1.0 if layer.factors is None else layer.factors)
-        a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
-        a = a if layer.input_order is None else a[:, layer.input_order]
-        first = layer.first
-        if layer.matrix in rows:
-            first, b = _rows_of(first, b, rows[layer.matrix])
-        if len(b):
-            products.setdefault(layer.matrix, []).append(LowRank(first, len(b), a, b, projection.scale))
-    return products
-
-
 def _rows_of(first: int, b: Tensor, ranges: Sequence[range]) -> tuple[int, Tensor]:
     """The part of outputs [first, first + len(b)) in the ranges of a rank: its first output there, and its rows of B. They stay
     adjacent, since ranges ascend.
@@ -81,7 +56,7 @@ class AdaptedProducts:
         matrices: of the model, see `Decoder`.
         layers: the linear layers, by name.
         device: of the model.
-        rows_of_rank: see `RowsOfRank`.
+        rows_of_rank: matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices.
     """
 
     def __init__(
@@ -106,11 +81,28 @@ class AdaptedProducts:
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Copy an adapter to its slot on the device."""
-        products = products_of(adapter, self.layers, self.rows_of_rank)
-        self.adapters[slot] = {
-            matrix: [LowRank(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
-            for matrix, pieces in products.items()
-        }
+        self.adapters[slot] = self.low_rank_products(adapter)
+
+    def low_rank_products(self, adapter: Adapter) -> dict[int, list[LowRank]]:
+        """The low-rank products of an adapter on the device, by matrix."""
+        products: dict[int, list[LowRank]] = {}
+        for name, projection in adapter.projections.items():
+            layer = self.layers[name]
+            a, b = (
+                torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
+                for numbers, dtype in zip((projection.a, projection.b), projection.dtypes, strict=True)
+            )
+            dtype = torch.bfloat16 if projection.dtypes == ("BF16", "BF16") else torch.float32
+            b = b.view(layer.count, projection.rank) * (1.0 if layer.factors is None else layer.factors)
+            a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
+            a = a if layer.input_order is None else a[:, layer.input_order]
+            first = layer.first
+            if layer.matrix in self.rows_of_rank:
+                first, b = _rows_of(first, b, self.rows_of_rank[layer.matrix])
+            if len(b):
+                piece = LowRank(first, len(b), a.to(self.device), b.to(self.device), projection.scale)
+                products.setdefault(layer.matrix, []).append(piece)
+        return products
 
     def drop(self, slot: int) -> None:
         self.adapters.pop(slot, None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
-from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows, LowRank, products_of
+from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows, LowRank
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.layer_map import LinearLayer
 from nanoengine.kernels.native.addresses import DTYPES, address
@@ -59,7 +59,7 @@ class NativeAdaptedProducts(AdaptedProducts):
     def put(self, slot: int, adapter: Adapter) -> None:
         self.drop(slot)
         memory = self._memory[slot] = []
-        for matrix, pieces in products_of(adapter, self.layers, self.rows_of_rank).items():
+        for matrix, pieces in self.low_rank_products(adapter).items():
             packed = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
             table = struct.pack("=q", len(packed)) + b"".join(
                 PIECE.pack(
