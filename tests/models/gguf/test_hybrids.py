@@ -17,8 +17,7 @@ from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.translate import hf_config
 from tests.models.families import engine, family_checkpoint
-from tests.models.gguf.written import F32, write_file
-from tests.models.gguf.written_hybrids import write_hybrid
+from tests.models.gguf.written import F32, write_file, write_gguf
 from tests.support import forced_logits, model_runner
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -72,7 +71,7 @@ def numbers_of(file: Path, path: Path) -> Path:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_computes_what_its_folder_does(shape: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "folder", shape, **SHAPES[shape])
-    file = write_hybrid(folder, tmp_path / "model.gguf")
+    file = write_gguf(folder, tmp_path / "model.gguf")
     (right, tokens), (found, same) = what_comes(folder), what_comes(file, tokenizer=str(folder))
     torch.testing.assert_close(found, right, rtol=0, atol=1e-4)
     assert same == tokens
@@ -82,7 +81,7 @@ def test_a_file_computes_what_its_folder_does(shape: str, tmp_path: Path) -> Non
 def test_blocks_stay_blocks_and_are_right(shape: str, tmp_path: Path) -> None:
     """Beside a file of the numbers that the blocks stand for: to the bit, if activations are not rounded."""
     folder = family_checkpoint(tmp_path / "folder", shape, **WIDE_OF[shape])
-    file = write_hybrid(folder, tmp_path / "blocks.gguf", GGMLQuantizationType.Q8_0)
+    file = write_gguf(folder, tmp_path / "blocks.gguf", GGMLQuantizationType.Q8_0)
     plain = numbers_of(file, tmp_path / "numbers.gguf")
     options = {"tokenizer": str(folder), "activation_dtype": "float32"}
     found, right = what_comes(file, **options), what_comes(plain, **options)
@@ -97,7 +96,7 @@ def test_the_first_files_of_qwen3_next(tmp_path: Path) -> None:
     """They have q, k, v and z in one tensor, and no list of layers."""
     folder = family_checkpoint(tmp_path / "folder", "Qwen3-Next")
     more = {"attention__recurrent_layers": None, "feed_forward_length": None}
-    file = write_hybrid(folder, tmp_path / "model.gguf", legacy=True, **more)
+    file = write_gguf(folder, tmp_path / "model.gguf", legacy=True, **more)
     assert "blk.0.ssm_in.weight" in GGUFFile.open(file).tensors
     (right, tokens), (found, same) = what_comes(folder), what_comes(file, tokenizer=str(folder))
     torch.testing.assert_close(found, right, rtol=0, atol=1e-4)
@@ -109,7 +108,7 @@ def test_layers_that_guess_ahead_are_left_out_and_named(tmp_path: Path, caplog: 
     extra = {"blk.4.nextn.eh_proj.weight": torch.ones(48, 96), "blk.4.attn_q.weight": torch.ones(256, 48)}
     recurrent = [True, True, True, False, False]
     more: dict[str, Any] = {"block_count": 5, "nextn_predict_layers": 1, "attention__recurrent_layers": recurrent}
-    file = write_hybrid(folder, tmp_path / "model.gguf", more_tensors=extra, **more)
+    file = write_gguf(folder, tmp_path / "model.gguf", more_tensors=extra, **more)
     with caplog.at_level(logging.WARNING, "nanoengine"):
         found, _ = what_comes(file, tokenizer=str(folder))
     torch.testing.assert_close(found, what_comes(folder)[0], rtol=0, atol=1e-4)
@@ -140,14 +139,14 @@ def test_what_is_not_computed_is_refused_by_name(
     shape: str, keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = family_checkpoint(tmp_path / "folder", shape)
-    file = write_hybrid(folder, tmp_path / "model.gguf", **keys)
+    file = write_gguf(folder, tmp_path / "model.gguf", **keys)
     with pytest.raises(UnsupportedModel, match=message):
         engine(file, tokenizer=str(folder))
 
 
 def test_a_tensor_that_no_layer_has_is_unexpected(tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "folder", "LFM2")
-    file = write_hybrid(folder, tmp_path / "model.gguf", more_tensors={"blk.0.shortconv.conv.bias": torch.ones(48)})
+    file = write_gguf(folder, tmp_path / "model.gguf", more_tensors={"blk.0.shortconv.conv.bias": torch.ones(48)})
     with pytest.raises(InvalidWeights, match=r"unexpected \(1\): model\.layers\.0\.conv\.conv\.bias"):
         engine(file, tokenizer=str(folder))
 
@@ -155,5 +154,5 @@ def test_a_tensor_that_no_layer_has_is_unexpected(tmp_path: Path) -> None:
 def test_halves_are_computed_in_bfloat16(tmp_path: Path) -> None:
     """Kernels of layers with states know float32 and bfloat16."""
     folder = family_checkpoint(tmp_path / "folder", "LFM2")
-    file = write_hybrid(folder, tmp_path / "model.gguf", GGMLQuantizationType.F16)
+    file = write_gguf(folder, tmp_path / "model.gguf", GGMLQuantizationType.F16)
     assert hf_config(GGUFFile.open(file))["dtype"] == "bfloat16"
