@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoengine.errors import InvalidWeights, NanoEngineError, UnsupportedModel
@@ -89,22 +89,13 @@ def test_an_array_of_too_many_strings_is_refused_before_it_is_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@FAST
+@settings(FAST, max_examples=20)
 @given(data=st.data())
 def test_any_number_of_a_header_is_bounded_before_it_is_multiplied(architecture: str, data: st.DataObject) -> None:
     name = architecture.split()[0]
-    known = {
-        *COMMON_KEYS,
-        *ARCHITECTURES[architecture].keys,
-        "attention.key_length",
-        "attention.sliding_window_pattern",
-    }
-    known |= {
-        "attention.head_count_kv",
-        "rope.dimension_count",
-        "attention.key_length_swa",
-        "attention.recurrent_layers",
-    }
+    known = {*COMMON_KEYS, *ARCHITECTURES[architecture].keys, "attention.key_length", "attention.key_length_swa"}
+    known |= {"attention.sliding_window_pattern", "attention.recurrent_layers"}
+    known |= {"attention.head_count_kv", "rope.dimension_count"}
     base = NEEDED | dict.fromkeys(known - {*NEEDED}, 2)
     if data.draw(st.booleans()):
         base["attention.sliding_window_pattern"] = np.array([True, False])
