@@ -86,8 +86,10 @@ def check_sound(client: TemplateClient) -> None:
 @pytest.mark.parametrize("template", [*LARGE, *LONG])
 def test_a_template_that_takes_too_much_is_refused(small: TemplateClient, template: str) -> None:
     check_sound(small)
+    start = time.monotonic()
     with pytest.raises(InvalidPrompt, match=TOO_MUCH):
         small.render(template, {})
+    assert time.monotonic() - start < 5
     check_sound(small)
 
 
@@ -99,7 +101,7 @@ def test_any_template_ends(small: TemplateClient, loops: list[str], text: str) -
     start = time.monotonic()
     with suppress(InvalidPrompt):
         assert len(small.render(template, {"x": "äöü"})) <= 4 << 20
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 5
     check_sound(small)
 
 
