@@ -18,7 +18,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.default_sampling import default_sampling
 from nanoengine.models.gguf.architectures import ARCHITECTURES
 from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.tokenizer import read_vocabulary
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.gguf.translate import hf_config
 from nanoengine.models.names import DEMO
 from tests.features.lora.test_adapter import LAYERS, read
@@ -150,4 +150,4 @@ MARKS = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.ggml.add_bos_token": T
 
 @pytest.mark.parametrize("table", [sentencepiece(), bpe(**MARKS)], ids=["sentencepiece", "bpe"])
 def test_of_a_vocabulary(table: dict[str, Any]) -> None:
-    assert wrong(lambda own: read_vocabulary(own).tokenizer, table, 150, OF_GGUF) == []
+    assert wrong(lambda own: GGUFTokenizer(own).fast, table, 150, OF_GGUF) == []

@@ -22,8 +22,9 @@ from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 from nanoengine.features.tool_calls.chats import Chats
 from nanoengine.models.capability import Models
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.options import ModelOptions
-from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
+from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.serve.server.bodies.chat_encoder import ChatEncoder
 from tests.models.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer

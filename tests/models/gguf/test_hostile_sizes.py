@@ -60,7 +60,7 @@ def test_tokens_that_are_merged_in_too_many_ways_are_counted_while_they_are_made
     tokens = ["<" * i + "b" * j for i in range(64) for j in range(64) if i + j]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece, "MAX_MERGES", 20_000)
-        error = outcome(lambda: tokenizer.read_vocabulary(vocabulary("llama", tokens)).tokenizer, 16 * MIB)
+        error = outcome(lambda: tokenizer.GGUFTokenizer(vocabulary("llama", tokens)).fast, 16 * MIB)
     assert "more than 20000 ways" in error
 
 
@@ -79,7 +79,7 @@ def test_any_vocabulary_is_read_or_refused_within_its_limits(data: st.DataObject
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "MAX_CHARS", 10_000)
         patch.setattr(sentencepiece, "MAX_MERGES", 5_000)
-        outcome(lambda: tokenizer.read_vocabulary(metadata).tokenizer, 16 * MIB)
+        outcome(lambda: tokenizer.GGUFTokenizer(metadata).fast, 16 * MIB)
 
 
 def test_an_array_of_too_many_strings_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_parts_are_compared_without_room_for_the_longest_of_their_strings_each()
 
 def test_what_is_too_long_is_named() -> None:
     with pytest.raises(UnsupportedModel, match="has 9000012 characters: at most 8000000 are read"):
-        tokenizer.read_vocabulary(vocabulary("gpt2", ["a" * 9_000_000]))
+        tokenizer.GGUFTokenizer(vocabulary("gpt2", ["a" * 9_000_000]))
