@@ -59,6 +59,7 @@ SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Olmo2ForCausalLM"), ("attention_bias",)),
     **dict.fromkeys(("Olmo3ForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), ("attention_bias",)),
     "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
     "Ernie4_5ForCausalLM": ("use_bias",),
 }

@@ -200,11 +200,6 @@ NEEDED += [("fp8, blocks", "weight_scale_inv")]
             change(f"{Q}.qzeros", lambda t: t + 1),
             rf"qzeros of {Q} in .*other .*than 8, but sym is true.*gptq_v2",
         ),
-        (
-            "packed",
-            change(f"{Q}.weight_shape", lambda t: t + 1),
-            rf"weight_shape of {Q} in .*is \[33, 33\].*\[32, 32\]",
-        ),
         ("packed", lambda t: t.update({f"{Q}.weight_g_idx": BACKWARDS}), rf"weight_g_idx of {Q} in .*another order"),
         ("packed, zeros", change(f"{Q}.weight_zero_point", Tensor.char), r"I8 \[4, 2\].*I32 \[4, 2\] or I8 \[32, 2\]"),
         ("bytes", change(f"{Q}.weight", Tensor.byte), rf"{Q}\.weight .*is U8.*must be I8"),
