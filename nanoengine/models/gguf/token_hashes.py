@@ -76,8 +76,8 @@ class Index:
         order = np.argsort(wanted, axis=None)
         slots = np.empty(wanted.size, np.int64)
         slots[order] = np.searchsorted(self._hashes, wanted.ravel()[order])
-        slots = slots.clip(max=len(self._hashes) - 1).reshape(wanted.shape)
-        return np.where(self._hashes[slots] == wanted, self._positions[slots], -1)
+        slots = slots.clip(max=len(self._hashes) - 1)
+        return np.where(self._hashes[slots] == wanted.ravel(), self._positions[slots], -1).reshape(wanted.shape)
 
 
 def _powers(base: int, count: int) -> Hashes:
