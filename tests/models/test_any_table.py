@@ -17,6 +17,7 @@ from nanoengine.features.pooling.files import defaults_of_folder, defaults_of_gg
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.default_sampling import default_sampling
+from nanoengine.models.description import describe
 from nanoengine.models.gguf.architectures import ARCHITECTURES
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.header import TensorRecord
@@ -31,7 +32,6 @@ from tests.models.gguf.test_tokenizer import bpe, sentencepiece
 from tests.models.gguf.test_translate import NEEDED
 from tests.models.quantization import test_scheme as schemes
 from tests.models.quantization.packed_models import A_TENSOR, BLOCKS, FP4, FP8, MIXED, MODELOPT, compressed
-from tests.models.test_damaged_folders import described
 from tests.outside import VALUES, wrong
 from tests.support import TINY
 
@@ -94,13 +94,13 @@ def test_of_how_a_model_writes(tmp_path: Path, file: str, table: dict[str, Any])
     folder = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=os.symlink))
     (folder / file).unlink()
 
-    def describe(own: Any) -> None:
+    def read_files(own: Any) -> None:
         (folder / file).write_text(json.dumps(own))
-        found = described(folder)
-        default_sampling(found._advised, SamplingParams)
+        found = describe(folder)
+        default_sampling(found.advised_sampling, SamplingParams)
         _ = found.tokenizer.chat_templates
 
-    assert wrong(describe, table, 60) == []
+    assert wrong(read_files, table, 60) == []
 
 
 def test_of_an_adapter(tmp_path: Path) -> None:

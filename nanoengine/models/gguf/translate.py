@@ -129,7 +129,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
     _check_experts(file, num_experts(config))
-    return config | _special_tokens(file) | _from_tensors(file, ours.name)
+    config["eos_token_id"] = get(file.metadata, "tokenizer.ggml.eos_token_id", int, None)
+    return config | _from_tensors(file, ours.name)
 
 
 def _layer_types(keys: Keys, layers: int) -> dict[str, list[str]]:
@@ -186,12 +187,6 @@ def _check_experts(file: GGUFFile, experts: int) -> None:
             raise InvalidWeights(
                 f"{file.path} has {name} of {record.shape[0]} experts, but an expert_count of {experts}"
             )
-
-
-def _special_tokens(file: GGUFFile) -> dict[str, int]:
-    names = "bos_token_id", "eos_token_id"
-    tokens = {name: get(file.metadata, f"tokenizer.ggml.{name}", int, None) for name in names}
-    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _from_tensors(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -53,7 +53,11 @@ def test_defaults_are_those_of_llama_cpp(config: Config) -> None:
     expected = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32"}
     expected |= {"num_hidden_layers": 2, "max_position_embeddings": 4096, "hidden_size": 256, "intermediate_size": 512}
     expected |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5}
-    expected |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "vocab_size": 10}
+    expected |= {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "vocab_size": 10,
+        "eos_token_id": None,
+    }
     assert config() == expected | {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False}
 
 
@@ -63,10 +67,9 @@ def test_tokens_and_tensors_say_the_rest(config: Config) -> None:
         "blk.0.attn_output.bias": np.zeros(8, np.float32),
         "blk.0.ffn_up.bias": np.zeros(8, np.float32),
     }
-    found = config(tensors=tensors, tokenizer__ggml__bos_token_id=3, tokenizer__ggml__eos_token_id=4)
-    expected = {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}
+    found = config(tensors=tensors, tokenizer__ggml__eos_token_id=4)
+    expected = {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "eos_token_id": 4}
     assert expected.items() <= found.items()
-    assert (found["bos_token_id"], found["eos_token_id"]) == (3, 4)
 
 
 # ---- rotation
