@@ -37,7 +37,7 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
         fields[field] = size = keys.number(f"attention.key_length{suffix}")
         if (other := keys.number(f"attention.value_length{suffix}", default=size)) != size:
             raise keys.unsupported(f"attention.value_length{suffix}", other, f"the key_length{suffix}, {size}")
-    heads = keys.each_or_all("attention.head_count_kv", count)
+    heads = keys.each("attention.head_count_kv", count)
     of_kind = {kind: [n for n, slide in zip(heads, slides, strict=True) if slide is kind] for kind in (False, True)}
     if any(len(set(counts)) > 1 for counts in of_kind.values()):
         raise keys.unsupported("attention.head_count_kv", heads, "one count for layers with a window, one for others")
@@ -49,7 +49,7 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
         raise keys.unsupported(
             "attention.head_count_kv", heads, "one count, unless layers without a window lack attn_v"
         )
-    widths = keys.each_or_all("feed_forward_length", count)
+    widths = keys.each("feed_forward_length", count)
     fields["intermediate_size"] = width = widths[0]
     fields["use_double_wide_mlp"] = is_wide = widths[-1] == 2 * width
     if widths != [2 * width if is_wide and i >= first_shared else width for i in range(count)]:
