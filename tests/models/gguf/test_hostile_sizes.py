@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.errors import InvalidWeights, NanoEngineError, UnsupportedModel
-from nanoengine.models.gguf import header, sentencepiece, tokenizer
+from nanoengine.models.gguf import sentencepiece, tokenizer
 from nanoengine.models.gguf.file import GGUFFile, _check_part
-from nanoengine.models.gguf.header import _Cursor
 from tests.drawn import FAST
 
 MIB = 1 << 20
@@ -71,12 +70,6 @@ def test_any_vocabulary_is_read_or_refused_within_its_limits(data: st.DataObject
         patch.setattr(tokenizer, "MAX_CHARS", 10_000)
         patch.setattr(sentencepiece, "MAX_MERGES", 5_000)
         outcome(lambda: tokenizer.GGUFTokenizer(metadata).fast, 16 * MIB)
-
-
-def test_an_array_of_too_many_strings_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    count = header.MAX_STRINGS + 1
-    cursor = _Cursor(tmp_path, count.to_bytes(8, "little") + bytes(8 * count))  # type: ignore[arg-type]
-    assert f"at most {header.MAX_STRINGS}," in outcome(lambda: cursor._strings(cursor.count(8, "strings"), "k"), MIB)
 
 
 def test_parts_are_compared_without_room_for_the_longest_of_their_strings_each() -> None:
