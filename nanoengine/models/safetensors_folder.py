@@ -22,7 +22,7 @@ from torch import Tensor
 from nanoengine.core.errors import InvalidWeights
 from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import open_file, weight_files
-from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTensor
+from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.sizes import format_bytes
 
@@ -112,9 +112,7 @@ class SafetensorsFolder:
                     header = file.get_slice(theirs)
                     yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
 
-    def tensors(
-        self, dtype: torch.dtype | None = None
-    ) -> Iterator[tuple[str, Tensor | QuantizedTensor | QuantizedExperts]]:
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         """Each tensor; its memory is released at the next, so that weights are in memory once, in their slots."""
         dropped: list[str] = []
         for path in weight_files(self.folder):

@@ -12,7 +12,6 @@ from typing import Any
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_LAYERS
-from nanoengine.models.families.common import MAX_HEAD_DIM
 from nanoengine.models.gguf.architectures import (
     ARCHITECTURES,
     COMMON_KEYS,
@@ -160,8 +159,6 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
     size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
-    if size > MAX_HEAD_DIM:
-        raise keys.unsupported("attention.key_length", size, f"at most {MAX_HEAD_DIM}")
     if (other := keys.number("attention.value_length", default=size)) != size:
         raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
     is_hybrid = ours.name in HYBRIDS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
-from nanoengine.kernels.quantized.tensor import QuantizedExperts
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 
@@ -42,8 +42,12 @@ class Mxfp4Experts:
         return torch.stack([self.expert(number).dequantize(dtype).T for number in range(len(self.blocks))])
 
 
-class Mxfp4Folder(SafetensorsFolder):
+class Mxfp4Folder:
     """A `Checkpoint`: each pair of `name_blocks` and `name_scales` is one tensor; others are unchanged."""
+
+    def __init__(self, folder: Path):
+        self._folder = SafetensorsFolder(folder)
+        self.location = self._folder.location
 
     def headers(self) -> Iterator[TensorHeader]:
         """The headers; the dtype of MXFP4 is BF16, which represents all its numbers.
@@ -60,8 +64,8 @@ class Mxfp4Folder(SafetensorsFolder):
             stored = experts * outputs * groups * (BLOCK_BYTES + 2)  # in memory, exponents are bfloat16
             yield TensorHeader(name, "BF16", shape, blocks.file, stored)
 
-    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor | QuantizedExperts]]:
-        with self.reader() as read:
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | Mxfp4Experts]]:
+        with self._folder.reader() as read:
             for header, scales in self._entries():
                 tensor = read(header)
                 if scales is None:
@@ -70,9 +74,12 @@ class Mxfp4Folder(SafetensorsFolder):
                     yield header.name.removesuffix(BLOCKS), Mxfp4Experts(tensor, read(scales))
                 release_mapped(tensor)
 
+    def fingerprint(self) -> str:
+        return self._folder.fingerprint()
+
     def _entries(self) -> Iterator[tuple[TensorHeader, TensorHeader | None]]:
         """All tensors except scales; blocks with their scales."""
-        headers = list(super().headers())
+        headers = list(self._folder.headers())
         named = {header.name: header for header in headers}
         for header in headers:
             pair = header.name.removesuffix(SCALES) + BLOCKS

@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from nanoengine.errors import InvalidWeights
+from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.models.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.model_impl import choose_implementation
 from tests.models.families import family_checkpoint
 from tests.models.gguf.written import F32, write_gguf
 
@@ -83,6 +84,12 @@ def test_rows_that_are_not_those_of_the_heads_are_an_error(tmp_path: Path) -> No
 def test_the_fingerprint_is_of_all_bytes(tmp_path: Path) -> None:
     path = write_gguf(family_checkpoint(tmp_path, "Llama"), tmp_path / "model.gguf")
     assert opened(path).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+def test_transformers_does_not_compute_a_file(tmp_path: Path) -> None:
+    path = write_gguf(family_checkpoint(tmp_path, "Llama"), tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match="its weights are a GGUFCheckpoint, which only families here read"):
+        choose_implementation(str(path), "transformers", opened(path).config, None, ())
 
 
 def test_scales_beside_matrices_in_nvfp4_multiply_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
