@@ -227,11 +227,6 @@ def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFToken
         assert tokenizer.decode(tokenizer.encode_chat([USER])) == "new"
 
 
-def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
-    with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: complete a plain"):
-        GGUFTokenizer(bpe()).encode_chat([USER])
-
-
 # ---- folders
 
 

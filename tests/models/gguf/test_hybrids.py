@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel
-from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.translate import hf_config
 from tests.models.families import engine, family_checkpoint
 from tests.models.gguf.test_files import what_comes
 from tests.models.gguf.written import write_gguf
@@ -64,10 +61,3 @@ def test_a_tensor_that_no_layer_has_is_unexpected(tmp_path: Path) -> None:
     file = write_gguf(folder, tmp_path / "model.gguf", more_tensors={"blk.0.shortconv.conv.bias": torch.ones(48)})
     with pytest.raises(InvalidWeights, match=r"unexpected \(1\): model\.layers\.0\.conv\.conv\.bias"):
         engine(file, tokenizer=str(folder))
-
-
-def test_halves_are_computed_in_bfloat16(tmp_path: Path) -> None:
-    """Kernels of layers with states know float32 and bfloat16."""
-    folder = family_checkpoint(tmp_path / "folder", "LFM2")
-    file = write_gguf(folder, tmp_path / "model.gguf", GGMLQuantizationType.F16)
-    assert hf_config(GGUFFile.open(file))["dtype"] == "bfloat16"
