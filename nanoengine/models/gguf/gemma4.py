@@ -35,8 +35,7 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
     fields["hidden_size_per_layer_input"] = config.get("hidden_size_per_layer_input", 0)
     for suffix, field in (("", "global_head_dim"), ("_swa", "head_dim")):
         fields[field] = size = keys.number(f"attention.key_length{suffix}")
-        if (other := keys.number(f"attention.value_length{suffix}", default=size)) != size:
-            raise keys.unsupported(f"attention.value_length{suffix}", other, f"the key_length{suffix}, {size}")
+        keys.expect(f"attention.value_length{suffix}", size, f"the key_length{suffix}, {size}")
     heads = keys.each("attention.head_count_kv", count)
     of_kind = {kind: [n for n, slide in zip(heads, slides, strict=True) if slide is kind] for kind in (False, True)}
     if any(len(set(counts)) > 1 for counts in of_kind.values()):
@@ -67,8 +66,7 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
     ropes = {}
     for kind, suffix, field in zip(KINDS, ("", "_swa"), ("global_head_dim", "head_dim"), strict=True):
         size = config[field]
-        if (rotated := keys.number(f"rope.dimension_count{suffix}", default=size)) != size:
-            raise keys.unsupported(f"rope.dimension_count{suffix}", rotated, f"the size of a head, {size}")
+        keys.expect(f"rope.dimension_count{suffix}", size, f"the size of a head, {size}")
         theta = keys.number(f"rope.freq_base{suffix}", default=10_000.0 if suffix else 1_000_000.0)
         ropes[kind] = {"rope_type": "default", "rope_theta": float(theta)}
     if ROPE_FACTORS in file.tensors:

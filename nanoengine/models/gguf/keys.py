@@ -107,6 +107,11 @@ class Keys:
             raise self.unsupported(key, value, f"{kind}, equal in all layers")
         return value
 
+    def expect(self, key: str, value: float, supported: str) -> None:
+        """Refuse another number than this one, which is the default."""
+        if (other := self.number(key, default=value)) != value:
+            raise self.unsupported(key, other, supported)
+
     def each(self, key: str, layers: int) -> list[int]:
         """A count or a flag of each layer; the file may have one for all.
 

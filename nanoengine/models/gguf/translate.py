@@ -121,8 +121,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config["rope_parameters"] = rope = ropes(file, keys, config)
     if ours.name == "Ministral3ForCausalLM":
         period = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
-        if (other := keys.number("attention.temperature_length", default=period)) != period:
-            raise keys.unsupported("attention.temperature_length", other, f"the original_context_length, {period}")
+        keys.expect("attention.temperature_length", period, f"the original_context_length, {period}")
         rope |= {"llama_4_scaling_beta": keys.number(GROWTH), "original_max_position_embeddings": period}
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
@@ -159,8 +158,7 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
     size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
-    if (other := keys.number("attention.value_length", default=size)) != size:
-        raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
+    keys.expect("attention.value_length", size, f"the key_length, {size}")
     is_hybrid = ours.name in HYBRIDS
     shared = keys.number("attention.head_count_kv", default=heads, some_have_none=is_hybrid)
     return {"num_key_value_heads": shared, "head_dim": size}
