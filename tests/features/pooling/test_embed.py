@@ -21,8 +21,8 @@ from nanoengine.features.pooling.outputs import EmbeddingOutput
 from nanoengine.kernels.native.support import unsupported_reason
 from tests.e2e.small_engine import Broken, open_llm, raise_at, sabotage
 from tests.models.families import family_checkpoint
-from tests.models.gguf.written import tiny_model, write_gguf
-from tests.support import byte_tokenizer, model_runner, tiny_checkpoint
+from tests.models.gguf.written import write_gguf
+from tests.support import model_runner, tiny_checkpoint
 
 Vector = np.ndarray[Any, Any]
 
@@ -156,10 +156,9 @@ def test_a_model_without_a_head_is_the_same(tmp_path: Path, shape: str, shard: s
 
 
 def test_a_gguf_file_says_how(tmp_path: Path) -> None:
-    model, tensors = tiny_model("qwen3", tmp_path / "whole", vocab_size=300)
-    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    file = write_gguf(model, tensors, tmp_path / "model.gguf", pooling_type=1)
-    with open_llm(file, tokenizer=str(tmp_path / "tokenizer")) as llm:
+    folder = family_checkpoint(tmp_path / "folder", "Qwen3, yarn")
+    file = write_gguf(folder, tmp_path / "model.gguf", pooling_type=1)
+    with open_llm(file, tokenizer=str(folder)) as llm:
         kinds = [None, *(PoolingParams(pooling=kind, normalize=True) for kind in ("mean", "last"))]
         own, mean, last = (embed(llm, PROMPTS[1], params)[0].tobytes() for params in kinds)
     assert own == mean != last
