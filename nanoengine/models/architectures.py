@@ -67,13 +67,13 @@ def read_model_config(
         text_table(table) if rope_scaling is None else with_rope_scaling(text_table(table), rope_scaling)
     )
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
-    fields.default("max_position_embeddings", min(lengths, default=None))
+    fields.default(max_position_embeddings=min(lengths, default=None))
     config = known[architecture].read_config(fields, architecture)
     _check_sizes(fields, config)
     longest = min([config.max_position_embeddings, *lengths])
     if not config.positions_are_scaled:
         longest = scaled_length(longest, [layer.rope for layer in config.layers if layer.rope is not None])
-    config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
+    config = replace(config, architecture=architecture, max_position_embeddings=min(longest, MAX_POSITIONS))
     if not fields.has_read("layer_types"):
         layer_types_of(fields)
     fields.refuse(

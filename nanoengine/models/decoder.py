@@ -6,7 +6,7 @@ It extends Qwen 3's with windows, GeGLU, mixtures of experts, recurrent states, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ from nanoengine.models.layers.short_conv import ShortConv
 from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
+MIXERS: dict[str, Callable[[ModelConfig, int, Factory], Mixer]]
+MIXERS = {"short_conv": ShortConv, "delta_net": DeltaNet, "mamba2": Mamba2}
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
 """Names of tensors whose rows are dimensions of the heads of q and k."""
 
@@ -70,9 +72,7 @@ class SelfAttention(DenseAttention):
             **dict.fromkeys(("head", "late"), (config.head_dim, config.head_dim)),
             "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
         }
-        norms = tuple(
-            OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
-        )
+        norms = tuple(OffsetNorm(factory, config, size) for size in sizes[config.qk_norm])
         kind = {"full": WideNormAttention, "late": LateNormAttention}.get(config.qk_norm or "", Attention)
         if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
@@ -111,9 +111,8 @@ class SelfAttention(DenseAttention):
         if rope is not None and (rope.interleaved or rope.rotary_dim != size):
             order = rotary_order(size, rope.rotary_dim, interleaved=rope.interleaved)
         is_in_order = order == list(range(size))
-        heads = range(
-            0, 2 * self.gate_size, 2 * size
-        )  # a checkpoint has q and gate of a head, and then of the next head
+        # A checkpoint has q and gate of a head, and then of the next head.
+        heads = range(0, 2 * self.gate_size, 2 * size)
         gates, queries = ([head + i for head in heads for i in dims] for dims in (range(size, 2 * size), order))
         for name, slot in slots.items():
             if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}."):
@@ -126,17 +125,6 @@ class SelfAttention(DenseAttention):
         """A slot that reorders the heads of q and k; the heads of v, if they are in the same tensor, stay."""
         heads = self.config.num_heads + self.config.num_kv_heads
         return Reordered(slot, order, min(slot.shape[0] // self.config.head_dim, heads))
-
-
-def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """The mixer of layer `layer`; its states follow the K/V of all layers in the KV cache."""
-    facts, state_index = config.states, config.num_layers + layer
-    assert facts is not None
-    if kind == "short_conv":
-        return ShortConv(state_index, config.hidden_size, facts, factory)
-    return (DeltaNet if kind == "delta_net" else Mamba2)(
-        state_index, config.hidden_size, facts, factory, config.rms_norm_eps
-    )
 
 
 class DecoderLayer(DenseLayer):
@@ -154,16 +142,14 @@ class DecoderLayer(DenseLayer):
         self.names, self.residual_scale = config.names, config.residual_scale
 
         def norm(name: str | None) -> RMSNorm:
-            if name is None:
-                return NoNorm(factory)
-            return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
+            return NoNorm(factory) if name is None else OffsetNorm(factory, config)
 
         facts, names = config.layer(layer), config.names
         # Parts have the calls of attention or of an MLP, and other weights.
         attention = LayerAttention if config.has_v_norm else SelfAttention
         self_attn: Any = attention(config, layer, spec, factory, backend) if facts.attends else NoPart()
         if facts.mixer is not None:
-            mixer = new_mixer(facts.mixer, config, layer, factory)
+            mixer = MIXERS[facts.mixer](config, layer, factory)
             self_attn = SideBySide(self_attn, mixer) if facts.attends else mixer
         mlp: Any = new_mlp(config, layer, factory) if facts.has_mlp else NoPart()
         attn_norm = norm(names.norm_before_attention if facts.attends or facts.mixer is not None else None)
@@ -222,8 +208,7 @@ class Decoder(DenseDecoder):
             DecoderLayer(config, number, spec, factory, backend, rotaries[rope])
             for number, (spec, rope) in enumerate(zip(attention_specs(config), ropes, strict=True))
         ]
-        norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
-        super().__init__(config, factory, layers, norm)
+        super().__init__(config, factory, layers, OffsetNorm(factory, config))
         self.per_layer = PerLayerInputs(config, factory) if config.per_layer_size else None
         self.kv_layers = [number if layer.kv_layer is None else layer.kv_layer for number, layer in enumerate(facts)]
         self.matrices = factory.matrices

@@ -37,9 +37,8 @@ class Implementation:
     def match(self, checkpoint: Checkpoint) -> int:
         """Compare the headers of the weights with the model; return the number of weights."""
         if isinstance(checkpoint, SafetensorsFolder) and checkpoint.is_headless:
-            self.config = dataclasses.replace(
-                self.config, tie_word_embeddings=True
-            )  # of an embedding model: the head is not used
+            # Of an embedding model: the head is not used.
+            self.config = dataclasses.replace(self.config, tie_word_embeddings=True)
         self.config = as_stored(self.config, checkpoint)
         check_weights(self.config, checkpoint)
         return num_parameters(self.config)

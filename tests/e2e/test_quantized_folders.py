@@ -134,7 +134,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expert_formats(llm: LLM) -> dict[str, int]:
     (layer,) = model_runner(llm).model.layers
-    experts = layer.mlp.experts
+    experts = layer.mlp
     return dict(sum((Counter(weights.formats()) for weights in experts.mixture.weights), Counter()))
 
 

@@ -21,7 +21,6 @@ MAX_EXPERTS = 2**16
 
 def read_decoder(
     fields: ConfigFields,
-    architecture: str,
     *,
     head_dim: int | None = None,
     eps: float = 1e-6,
@@ -36,7 +35,6 @@ def read_decoder(
 
     Args:
         fields: of its config.json.
-        architecture: its name in the config.json.
         head_dim, eps, theta, tied: defaults; without a head_dim, it is the hidden size divided by the number of heads.
         windows: of each layer in tokens; they repeat.
         may_be_partial: whether a part of each head may be rotated.
@@ -58,7 +56,7 @@ def read_decoder(
     if len(set(layers)) == 1:
         layers = layers[:1]
     config = ModelConfig(
-        architecture=architecture,
+        architecture="",  # set by `read_model_config`
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         num_layers=fields.integer("num_hidden_layers", most=MAX_LAYERS),
@@ -97,13 +95,13 @@ def biases_of(fields: ConfigFields, default: bool = False) -> dict[str, Any]:
     return {"qkv_bias": bias, "o_bias": bias}
 
 
-def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
+def head_dim_of(fields: ConfigFields, default: int | None = None, key: str = "head_dim") -> int:
     """Dimensions of a head: stated, the default, or the hidden size divided by the number of heads."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
-    size = fields.integer("head_dim", default, MAX_HEAD_DIM)
+    size = fields.integer(key, default, MAX_HEAD_DIM)
     if size % 2:
-        raise fields.wrong("head_dim", size, "rotary embeddings need an even one")
+        raise fields.wrong(key, size, "rotary embeddings need an even one")
     return size
 
 

@@ -32,10 +32,9 @@ class LayerAttention(DenseAttention):
         self.qkv_names = ("q_proj", "k_proj", "v_proj")[:count]
         self.qkv_proj = Linear(factory, config.hidden_size, *(q_size, kv_size, kv_size)[:count], bias=config.qkv_bias)
         self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
-        eps = config.rms_norm_eps
-        self.norms = tuple(OffsetNorm(factory, size, eps, config.norm_offset) for _ in range(min(count, 2)))
+        self.norms = tuple(OffsetNorm(factory, config, size) for _ in range(min(count, 2)))
         if facts.kv_layer is None:
-            v_norm = OffsetNorm(factory, size, eps, 0.0)
+            v_norm = OffsetNorm(factory, config, size)
             v_norm.weight.fill_(1.0)
             self.attention: Attention = NormedAttention(layer, config, spec, backend, *self.norms, v_norm=v_norm)
         else:

@@ -13,6 +13,7 @@ from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.config import DTYPES
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.models.architectures import LENGTHS
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.implementation import Implementation, Weights
@@ -27,16 +28,6 @@ from nanoengine.models.transformers_backend.probe import Probe, probe
 
 HEAD_MULTIPLE = 32
 """Heads are padded to a multiple of it for the native kernels."""
-
-LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "n_ctx",
-    "max_target_positions",
-    "max_sequence_length",
-)
-"""Fields of the longest sequence; the first that a config has counts."""
 
 
 class TransformersModel(Implementation):
@@ -144,7 +135,8 @@ class TransformersModel(Implementation):
                 raise UnsupportedModel(f"{name} has layers of {call.num_kv_heads} and of {kv_heads} heads of keys")
         if len({call.chunked for call in calls if call.window}) > 1:
             raise UnsupportedModel(f"{name} has both chunks and windows")
-        lengths = [length for key in LENGTHS if isinstance(length := getattr(config, key, None), int) and length > 0]
+        stated = (getattr(config, key, None) for key in ("max_position_embeddings", *LENGTHS))
+        lengths = [length for length in stated if isinstance(length, int) and length > 0]  # the first counts
         widest = max(call.key_dim for call in calls)
         return ModelConfig(
             architecture=name,

@@ -76,4 +76,4 @@ def test_experts_of_gpt_oss_stay_blocks(tmp_path: Path) -> None:
     assert found[1] == right[1]
     with engine(file, tokenizer=str(tmp_path)) as llm:
         for layer in model_runner(llm).model.layers:
-            assert all("MXFP4" in weights.formats() for weights in layer.mlp.experts.mixture.weights)
+            assert all("MXFP4" in weights.formats() for weights in layer.mlp.mixture.weights)
