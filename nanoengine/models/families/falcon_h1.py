@@ -46,17 +46,14 @@ def _factors(fields: ConfigFields, states: StateConfig, inward: float) -> tuple[
     """Factors of weights. `inward`: of the input of attention; the scale of scores has it for q and k, `o_proj` for v."""
     fields.default(mlp_multipliers=[1.0] * 2, ssm_multipliers=[1.0] * 5)
     gate, down = fields.numbers("mlp_multipliers", 2, *FACTORS)
-    outward, into, out = (
-        fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in ("attention_out", "ssm_in", "ssm_out")
-    )
+    names = ("attention_out", "ssm_in", "ssm_out")
+    outward, into, out = (fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in names)
     inner, shared = states.num_heads * states.width, states.num_groups * states.depth
+    of_projections = tuple(into * factor for factor in fields.numbers("ssm_multipliers", 5, *FACTORS))
+    rows = (inner, inner, shared, shared, states.num_heads)
     factors = (
         WeightFactor(".self_attn.o_proj.weight", (inward * outward,)),
-        WeightFactor(
-            ".mamba.in_proj.weight",
-            tuple(into * factor for factor in fields.numbers("ssm_multipliers", 5, *FACTORS)),
-            (inner, inner, shared, shared, states.num_heads),
-        ),
+        WeightFactor(".mamba.in_proj.weight", of_projections, rows),
         WeightFactor(".mamba.out_proj.weight", (out,)),
         WeightFactor(".mlp.gate_proj.weight", (gate,)),
         WeightFactor(".mlp.down_proj.weight", (down,)),

@@ -84,9 +84,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         **common_facts(fields),
     )
     if config.num_heads % of_full:
-        raise fields.wrong(
-            "num_global_key_value_heads", of_full, f"it must divide num_attention_heads, {config.num_heads}"
-        )
+        why = f"it must divide num_attention_heads, {config.num_heads}"
+        raise fields.wrong("num_global_key_value_heads", of_full, why)
     # The cache is sized for the largest K/V of a token; of equal sizes for more heads, which may have more scales.
     largest = max(types, key=lambda kind: (sizes[kind] * counts[kind], counts[kind]))
     return replace(config, head_dim=sizes[largest], num_kv_heads=counts[largest])

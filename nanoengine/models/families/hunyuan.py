@@ -16,10 +16,10 @@ def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
         fields.expect(key, False)
     fields.expect("use_qk_norm", True)
     fields.expect("norm_type", "rms")
+    fields.ignore("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pad_id")
     fields.ignore(
-        "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pad_id", "pool_type"
+        "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id", "pool_type"
     )
-    fields.ignore("mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id")
     _stretch(fields, head_dim_of(fields))
     return read_decoder(fields, eps=1e-5, qk_norm="late", names=NAMES, **biases_of(fields))
 

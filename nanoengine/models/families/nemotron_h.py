@@ -75,9 +75,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     Raises:
         UnsupportedModel: neither, or an invalid word or letter.
     """
-    fields.ignore(
-        "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
-    )
+    fields.ignore("hybrid_override_pattern", "mtp_hybrid_override_pattern")
+    fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type")
     key = next((name for name in ("layers_block_type", "layer_types") if fields.get(name)), "hybrid_override_pattern")
     stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
     is_known = isinstance(stated, list | str) and all(isinstance(kind, str) and kind in kinds for kind in stated)

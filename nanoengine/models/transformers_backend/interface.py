@@ -128,11 +128,8 @@ class ProbedMask(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
         names = ("__getitem__", "to", "expand", "clone", "contiguous", "index_select")
-        if (
-            getattr(function, "__name__", "") in names
-            and isinstance(result, ProbedMask)
-            and hasattr(args[0], "visible")
-        ):
+        is_selection = getattr(function, "__name__", "") in names
+        if is_selection and isinstance(result, ProbedMask) and hasattr(args[0], "visible"):
             result.visible = args[0].visible
         return result
 
@@ -200,14 +197,13 @@ def recorded_call(
         visible = int(more["sliding_window"]), False
     if isinstance(visible, str):
         raise UnsupportedModel(f"{name} asks for attention with {visible}")
-    is_off = (None, False)
-    others = [key for key in more if key not in WITHOUT_EFFECT.split() and not any(more[key] is off for off in is_off)]
+    is_on = {key: value for key, value in more.items() if value is not None and value is not False}
+    others = [key for key in is_on if key not in WITHOUT_EFFECT.split()]
     if others:
         raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")
     if value.shape[-1] > key.shape[-1]:
-        raise UnsupportedModel(
-            f"{name} has values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}"
-        )
+        widths = f"values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}"
+        raise UnsupportedModel(f"{name} has {widths}")
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
     sizes = query.shape[1], key.shape[1], query.shape[-1], value.shape[-1]
     return AttentionCall(*sizes, scale, *visible, more.get("softcap"), more.get("s_aux") is not None)
