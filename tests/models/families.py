@@ -341,6 +341,8 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen2_5_VL": ("Qwen2, the first full", {"text_config": SECTIONS}, {"out_hidden_size": 48}),
     "Qwen3VL": ("Qwen3, yarn", {"tie_word_embeddings": True}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
     "Qwen3VLMoe": ("Qwen3-MoE", {}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
+    "Qwen3_5": ("Qwen3.5", {}, {"out_hidden_size": 48}),
+    "Qwen3_5Moe": ("Qwen3.5-MoE", {}, {"out_hidden_size": 48}),
 }
 """Models that see pictures: the shape of their part for text, what stands beside it, and what their part for pictures needs."""
 
