@@ -14,6 +14,7 @@ from nanoengine.models.architectures import ARCHITECTURES, LENGTHS, read_model_c
 from nanoengine.models.loader import num_parameters
 from tests import support
 from tests.models.configs import QWEN3_06B, SIZES, SIZES_OF, VERSION_5, without
+from tests.models.families import HYBRIDS
 
 LAYERS = {"full": ["full_attention"] * 4, "both": ["full_attention", "sliding_attention"] * 2}
 WINDOWS: list[dict[str, Any]] = [
@@ -34,17 +35,6 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = (
-    "Lfm2",
-    "Lfm2Moe",
-    "Qwen3Next",
-    "Qwen3_5",
-    "Qwen3_5Moe",
-    "GraniteMoeHybrid",
-    "Bamba",
-    "NemotronH",
-    "FalconH1",
-)
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
@@ -164,7 +154,7 @@ def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
         assert rope.trained_positions == transformers.Phi3Config(**SIZES | changes).rope_parameters[key]
 
 
-YARN = {"type": "yarn", "factor": 4.0}
+YARN, CHUNKED = {"type": "yarn", "factor": 4.0}, ["chunked_attention"] * 8
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Phi3", {"rope_scaling": YARN}, "rope_type is 'yarn'"),
     ("Phi3", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e.308"),
@@ -223,11 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Ernie4_5_Moe", {"moe_layer_end_index": -2}, "moe_layer_end_index is -2"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
-    (
-        "Llama4",
-        {"layer_types": ["chunked_attention"] * 8, "attention_chunk_size": None},
-        "attention_chunk_size is None",
-    ),
+    ("Llama4", {"layer_types": CHUNKED, "attention_chunk_size": None}, "attention_chunk_size is None"),
     ("Llama4", {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
     ("Llama4", {"moe_layers": ["1"]}, "moe_layers is"),
     ("Llama4", {"no_rope_layers": [1]}, "no_rope_layers is"),
@@ -266,7 +252,7 @@ def test_a_family_is_known_by_what_either_field_calls_it() -> None:
                 None,
                 "llama4",
                 "hunyuan_v1_dense",
-            ):  # of a model that sees pictures; another word
+            ):  # of one that sees pictures; another word
                 continue
             with pytest.raises(UnsupportedModel) as caught:
                 read_model_config({"architectures": stated, "model_type": kind})
