@@ -11,9 +11,6 @@ from nanoengine.models.config_fields import MAX_LAYERS, MAX_POSITIONS, ConfigFie
 from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Names of activations in config.json, and in `kernels/reference/gates.py`."""
-
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
 """Limit of the experts of all layers: each has its tensors."""
@@ -45,7 +42,7 @@ def read_decoder(
         UnsupportedModel: a field that is missing, wrong, or not computed.
     """
     if "activation" not in facts:
-        facts["activation"] = activation_of(fields, "hidden_act", "silu")
+        fields.expect("hidden_act", "silu")
     facts = {"intermediate_size": fields.integer("intermediate_size")} | facts
     size = head_dim_of(fields, head_dim)
     if layers is None:
@@ -77,16 +74,6 @@ def read_decoder(
         why = f"it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
         raise fields.wrong("num_attention_heads", config.num_heads, why)
     return config
-
-
-def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
-    """The activation of MLPs, by its name in `kernels/reference/gates.py`; the first of `supported` by default.
-
-    Raises:
-        UnsupportedModel: another activation.
-    """
-    fields.expect(key, *supported)
-    return ACTIVATIONS[fields.get(key, supported[0])]
 
 
 def biases_of(fields: ConfigFields, default: bool = False) -> dict[str, Any]:

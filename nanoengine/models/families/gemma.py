@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import activation_of, biases_of, head_dim_of, read_decoder
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import layers_by_types, types_by_pattern, window_of
 from nanoengine.models.model_config import ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
@@ -58,8 +58,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 def common_facts(fields: ConfigFields, logits_soft_cap: float | None = None) -> dict[str, Any]:
     """Facts of a `ModelConfig` that Gemma 2, 3 and 4 have in common; `logits_soft_cap`: its default."""
+    fields.expect("hidden_activation", "gelu_pytorch_tanh")
     return biases_of(fields) | {
-        "activation": activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        "activation": "gelu_tanh",
         "tied": True,
         "embedding_scale": fields.integer("hidden_size") ** 0.5,
         "embedding_scale_is_rounded": True,
