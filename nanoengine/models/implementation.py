@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import Decoder, attention_specs
+from nanoengine.models.decoder import Decoder
+from nanoengine.models.layers.attention import attention_spec
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
@@ -44,7 +45,7 @@ class Implementation:
         return num_parameters(self.config)
 
     def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
-        return attention_specs(config)
+        return [attention_spec(config, number) for number in range(config.num_layers)]
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
         """A key of all that determines K/V beside the files, if `max_len` is the limit of sequences."""
