@@ -66,7 +66,7 @@ class TransformersDecoder:
     ):
         self.config, self.backend, self.factory, self.calls, self.groups = config, backend, factory, list(calls), groups
         self.kernels, self.matrices, self.model = factory.kernels, factory.matrices, model
-        self.specs = [call.spec(config.layer(number).window) for number, call in enumerate(calls)]
+        self.specs = [call.spec_with(config.layer(number).window) for number, call in enumerate(calls)]
         self.halves = Halves(model)
         self.attention = self.halves.attention
         self.rotations: list[RotaryTables] = []
@@ -122,7 +122,7 @@ class TransformersDecoder:
         """Whether the heads of a call have the sizes of the KV cache, and there are no sinks."""
         call, config = self.calls[number], self.config
         sizes = call.num_kv_heads, call.key_dim, call.value_dim
-        return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.sinks
+        return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.spec.sinks
 
     def _compare(self, text: Tensor, theirs: Tensor, noise: float) -> None:
         """Compare log probabilities of a text with those of transformers' attention on the same weights, with unquantized K/V.

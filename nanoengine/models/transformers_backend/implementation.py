@@ -133,7 +133,7 @@ class TransformersModel(Implementation):
         for call in calls:
             if kv_heads % call.num_kv_heads or call.num_heads % kv_heads:
                 raise UnsupportedModel(f"{name} has layers of {call.num_kv_heads} and of {kv_heads} heads of keys")
-        if len({call.chunked for call in calls if call.window}) > 1:
+        if len({call.spec.chunked for call in calls if call.spec.window}) > 1:
             raise UnsupportedModel(f"{name} has both chunks and windows")
         stated = (getattr(config, key, None) for key in ("max_position_embeddings", *LENGTHS))
         lengths = [length for length in stated if isinstance(length, int) and length > 0]  # the first counts
@@ -151,8 +151,8 @@ class TransformersModel(Implementation):
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
             dtype=self.dtype,
-            layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
-            has_chunks=any(call.chunked for call in calls),
+            layers=tuple(LayerConfig(rope=None, window=call.spec.window) for call in calls),
+            has_chunks=any(call.spec.chunked for call in calls),
             linears=tuple(self.probe.linears),
         )
 
@@ -160,7 +160,7 @@ class TransformersModel(Implementation):
         return sum(math.prod(header.shape) for header in checkpoint.headers())
 
     def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
-        return [call.spec(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
+        return [call.spec_with(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
         """See `Implementation.angles_of`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,14 +46,10 @@ class AttentionCall:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    scale: float
-    window: int | None
-    chunked: bool
-    soft_cap: float | None
-    sinks: bool
+    spec: AttentionSpec
 
-    def spec(self, window: int | None) -> AttentionSpec:
-        return AttentionSpec(self.scale, window, self.chunked and window is not None, self.sinks, self.soft_cap)
+    def spec_with(self, window: int | None) -> AttentionSpec:
+        return replace(self.spec, window=window, chunked=self.spec.chunked and window is not None)
 
 
 class AttentionInterface:
@@ -206,7 +202,8 @@ def recorded_call(
         raise UnsupportedModel(f"{name} has {widths}")
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
     sizes = query.shape[1], key.shape[1], query.shape[-1], value.shape[-1]
-    return AttentionCall(*sizes, scale, *visible, more.get("softcap"), more.get("s_aux") is not None)
+    spec = AttentionSpec(scale, *visible, more.get("s_aux") is not None, more.get("softcap"))
+    return AttentionCall(*sizes, spec)
 
 
 def values_alone(query: Tensor, value: Tensor) -> Tensor:
