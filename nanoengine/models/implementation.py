@@ -27,10 +27,8 @@ class Weights(NamedTuple):
 class Implementation:
     """A model of a family of this package; `TransformersModel` overrides every method."""
 
-    @property
-    def description(self) -> str:
-        """A part of the start-up line, which ends with a comma and a space."""
-        return ""
+    description = ""
+    """A part of the start-up line, which ends with a comma and a space."""
 
     def __init__(self, config: ModelConfig):
         self.config = config

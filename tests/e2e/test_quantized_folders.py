@@ -15,7 +15,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.description import config_table
+from nanoengine.models.description import METHODS_BY_FILE, config_table
 from nanoengine.models.quantization.scheme import read_scheme
 from tests.kernels.marks import needs_kernels
 from tests.models.families import partial
@@ -71,16 +71,7 @@ def test_every_format(qwen3: Path, tmp_path: Path, form: Form) -> None:
     assert_tokens_are_those_of_transformers(pack_folder(qwen3, tmp_path / "packed", form, files=3))
 
 
-OTHER_PLACES = (
-    "quantize_config.json",
-    "quant_config.json",
-    "hf_quant_config.json",
-    "compression_config",
-    "text_config",
-)
-
-
-@pytest.mark.parametrize("where", OTHER_PLACES)
+@pytest.mark.parametrize("where", [*METHODS_BY_FILE, "compression_config", "text_config"])
 def test_older_folders_tell_of_quantization_in_other_places(qwen3: Path, tmp_path: Path, where: str) -> None:
     forms = {"quant_config.json": awq_form(), "hf_quant_config.json": FORMS["NVFP4 of ModelOpt"]}
     table = json.loads((qwen3 / "config.json").read_text())

@@ -325,15 +325,8 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 HYBRIDS = (
-    "Lfm2",
-    "Lfm2Moe",
-    "Qwen3Next",
-    "Qwen3_5",
-    "Qwen3_5Moe",
-    "GraniteMoeHybrid",
-    "Bamba",
-    "NemotronH",
-    "FalconH1",
+    *("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    *("GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1"),
 )
 WITH_STATES = [shape for shape, (family, _) in SHAPES.items() if family in HYBRIDS and "attention alone" not in shape]
 """Shapes with layers that have states in place of attention."""

@@ -66,8 +66,8 @@ def _read_qwen2_moe(fields: ConfigFields) -> ModelConfig:
 
 def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:
     """The experts of Qwen's models, normalized only if the file says so; `facts`: other fields of the `ExpertsConfig`."""
-    count, normalize = fields.get("num_local_experts"), fields.flag("norm_topk_prob")  # transformers 5 names it so
-    return local_experts(fields, count, keys=EXPERT_KEYS, normalize=normalize, **facts)
+    count = fields.get("num_local_experts")  # the key of transformers 5
+    return local_experts(fields, count, keys=EXPERT_KEYS, normalize=fields.flag("norm_topk_prob"), **facts)
 
 
 def sparse_layers(fields: ConfigFields) -> list[bool]:

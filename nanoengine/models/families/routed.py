@@ -12,7 +12,6 @@ from nanoengine.models.model_config import ExpertsConfig, LayerConfig
 SHARED = (".shared_expert.", ".shared_experts.")
 """The MLP of all tokens: its name here, and its name in the files of these families."""
 
-
 LOCAL_KEYS = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
 """Fields of Mixtral: the number of experts, how many of them are chosen, and the width of each."""
 

@@ -41,21 +41,15 @@ class TransformersModel(Implementation):
         UnsupportedModel: transformers has no such decoder, or it has an operation that is not computed; the message names it.
     """
 
-    ours = ""
-    """The parts of the model that are replaced, for the start-up line; set by `load`."""
-
     def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder]):
         self.transformers = register()
+        self.description = f"layers by transformers {self.transformers.__version__}, "
         self._check_names(table)  # before weights are fetched, which may be hundreds of gigabytes
         headers = list(open_checkpoint().headers())
         with named(UnsupportedModel, "transformers cannot build it"):
             self.kind, self.hf_config = self._read(checked(table, len(headers)))
             self.probe = self._probe(headers)
             self.config = self._describe()
-
-    @property
-    def description(self) -> str:
-        return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
     def _check_names(self, table: Mapping[str, Any]) -> None:
         """Raises UnsupportedModel unless transformers has such a decoder."""
@@ -172,7 +166,8 @@ class TransformersModel(Implementation):
             model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
             numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
             mixtures = f", {len(replaced.experts)} mixtures of experts" if replaced.experts else ""
-            self.ours = f" (attention, {numbers}{mixtures} by nanoengine)"
+            parts = f" (attention, {numbers}{mixtures} by nanoengine), "
+            self.description = self.description.removesuffix(", ") + parts
             return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
 
 
