@@ -91,7 +91,8 @@ class ConfigFields:
         """An integer within bounds, by default a positive one."""
         value = self.get(key, default if default is not REQUIRED else None)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.wrong(key, value, f"it must be an integer, at least {least} and at most {most}")
+            kind = "a positive integer" if least == 1 else f"an integer from {least} on"
+            raise self.wrong(key, value, f"it must be {kind}, at most {most}")
         return value
 
     def nullable(self, key: str, default: Any, read: Callable[[str], Any]) -> Any:
