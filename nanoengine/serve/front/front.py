@@ -22,7 +22,7 @@ from nanoengine.errors import InvalidConfig, did_you_mean, shown
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import END_SECONDS, Child, child_config
 from nanoengine.serve.front.config import FrontConfig, duration
-from nanoengine.serve.front.loader import MAX_NAMES, Loader
+from nanoengine.serve.front.load_and_unload import MAX_NAMES, Loader
 from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
@@ -162,10 +162,10 @@ class Front:
         return {model: answers[model] for model in self.loader.models if model in answers}
 
     async def run(self) -> None:
-        """Load pinned models, then what is requested, and watch all processes."""
+        """Load pinned models, and watch all processes."""
         tasks = [self.loader.loaded(model) for model in self.loader.models if model.is_pinned]
         pinned = asyncio.gather(*tasks, return_exceptions=True)  # a load that fails is in the log
-        await asyncio.gather(self.loader.run(), self._watch(), pinned)
+        await asyncio.gather(self._watch(), pinned)
 
     async def _watch(self) -> None:
         """Kill processes whose servers do not answer, or say that they do not serve, several times in a row: their models are

@@ -14,15 +14,16 @@ from nanoengine.serve.front.memory_plan import resident
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.relay import Relay
 from nanoengine.serve.server.apis.json_response import json_response
-from nanoengine.serve.server.apis.ollama.chat import NEVER, abilities
+from nanoengine.serve.server.apis.ollama.chat import NEVER, shown
 from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.model_card import ModelCard
 
 VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
 """Names of llama.cpp's router; others are as they are."""
 
 
-UNKNOWN_TIME = "0001-01-01T00:00:00Z"
-"""Go's zero time, for Ollama's clients: they refuse a whole list for one model without a time."""
+UNKNOWN_CARD = ModelCard(0, "", "0001-01-01T00:00:00Z", {}, {}, False)
+"""Of a model that cannot be read. Ollama's clients refuse a whole list for one model without a time: this is Go's zero time."""
 
 
 async def models(_: HTTPRequest, front: Front) -> Response:
@@ -87,15 +88,8 @@ async def ps(_: HTTPRequest, front: Front) -> Response:
 
 async def _tagged(model: Model) -> list[dict[str, Any]]:
     headers = await model.read()
-    card: dict[str, Any] = {"modified_at": UNKNOWN_TIME, "size": 0, "digest": "", "details": {}}
-    if headers is not None:
-        facts = headers.card
-        card = {"modified_at": facts.modified, "size": facts.size, "digest": facts.digest, "details": facts.details}
-    rows = []
-    for name in model.names:
-        details = card["details"] if name == model.name else {**card["details"], "parent_model": model.name}
-        rows.append({"name": name, "model": name, **card, "details": details, "status": status_of(model)})
-    return rows
+    card = UNKNOWN_CARD if headers is None else headers.card
+    return [card.row(name, model.name) | {"status": status_of(model)} for name in model.names]
 
 
 async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
@@ -106,16 +100,6 @@ async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
         return Relay(front, model, body)
     headers = await model.read()
     if headers is None:
-        raise APIError(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
-    card, length = headers.card, headers.max_model_len(model.source.config)
-    return json_response(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": headers.template,
-            "details": card.details,
-            "modified_at": card.modified,
-            "model_info": card.info | {f"{card.details['family']}.context_length": length},
-            "capabilities": abilities(headers.template, writes=card.writes),
-        }
-    )
+        reason = model.reading and model.reading.exception()
+        raise APIError(404, f"the model {model.name} cannot be read: {reason}", "model")
+    return json_response(shown(headers.card, headers.template, headers.max_model_len(model.source.config)))

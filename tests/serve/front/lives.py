@@ -133,7 +133,7 @@ class Life:
     def _check_end(self) -> None:
         front = self.server.front
         until(lambda: not front.jobs)
-        until(lambda: not front.loader._waiting)
+        until(lambda: not any(model.load for model in front.loader.models))
         until(lambda: not front.bodies.total)
         until(lambda: not any(model.num_running for model in front.loader.models))
         self.available = 9 * NEED

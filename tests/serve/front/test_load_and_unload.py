@@ -15,7 +15,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig
-from nanoengine.serve.front.loader import Loader
+from nanoengine.serve.front.load_and_unload import Loader
 from nanoengine.serve.front.memory_plan import PROCESS_BYTES, MemoryPlan
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.upstream import NoAnswer
@@ -67,10 +67,10 @@ class House:
             toy.can_go_on.set()
         return cast("Child", toy)
 
-    async def use(self, name: str, until: Awaitable[Any] | None = None) -> None:
+    async def use(self, name: str, until: Awaitable[Any] | None = None, *, now: bool = False) -> None:
         """A request, which lasts until something has happened."""
         with self.loader.using(self.models[name]):
-            await self.loader.loaded(self.models[name])
+            await self.loader.loaded(self.models[name], now=now)
             if until is not None:
                 await until
 
@@ -82,13 +82,8 @@ class House:
 def run(test: Callable[[House], Awaitable[None]], **options: Any) -> House:
     async def in_loop() -> House:
         house = House(**options)
-        work = asyncio.create_task(house.loader.run())
-        try:
-            async with asyncio.timeout(10):
-                await test(house)
-        finally:
-            work.cancel()
-            await asyncio.wait({work})
+        async with asyncio.timeout(10):
+            await test(house)
         return house
 
     return asyncio.run(in_loop())
@@ -184,7 +179,7 @@ def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -
         model = house.models["a"]
         pauses = []
         for count in range(4):
-            request = asyncio.create_task(house.loader.loaded(model, now=True))
+            request = asyncio.create_task(house.use("a", now=True))
             await a_while()
             house.started[count].ended.set_result(None)
             with pytest.raises(APIError, match="failed to load: its weights are broken") as refused:
@@ -197,7 +192,7 @@ def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -
         assert pauses == [1, 2, 4, 8]
         house.is_quick = True
         await house.use("b")
-        await house.loader.loaded(model, now=True)
+        await house.use("a", now=True)
         assert (model.state, model.num_failures, model.reason) == (State.LOADED, 0, "")
 
     run(test)
