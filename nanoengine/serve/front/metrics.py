@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
+
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (.*)", re.ASCII)
 
 
-class ModelsCollector(Collector):
+def merged(texts: Mapping[str, str], states: Mapping[str, str]) -> bytes:
     """All samples, each with the label `model`.
 
     Args:
         texts: the metrics of a model's server, by the model.
         states: of each model.
     """
-
-    def __init__(self, texts: Mapping[str, str], states: Mapping[str, str]):
-        self.texts, self.states = texts, states
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for model, text in self.texts.items():
-            for one in text_string_to_metric_families(text):
-                family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
-                family.samples += [s._replace(labels={"model": model, **s.labels}) for s in one.samples]
-        yield from families.values()
-        of_states = GaugeMetricFamily(
-            "nanoengine:model_state", "1 for the state of each model.", labels=["model", "state"]
-        )
-        for model, state in self.states.items():
-            of_states.add_metric([model, state], 1)
-        yield of_states
-
-
-def merged(texts: Mapping[str, str], states: Mapping[str, str]) -> bytes:
-    """The metrics of models and of this process. Arguments: see `ModelsCollector`."""
+    families: dict[str, list[str]] = {}
+    for model, text in texts.items():
+        label, lines = f'model="{_escaped(model)}"', families.setdefault("", [])
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                lines = families.setdefault(line.split(" ", 3)[2], [])
+                if not lines:
+                    lines.append(line)
+            elif line.startswith("# TYPE "):
+                if len(lines) == 1:
+                    lines.append(line)
+            elif match := SAMPLE.fullmatch(line):
+                name, labels, value = match.groups()
+                lines.append(f"{name}{{{label}{',' + labels if labels else ''}}} {value}")
+    of_states = families.setdefault("nanoengine:model_state", [])
+    of_states += ["# HELP nanoengine:model_state 1 for the state of each model.", "# TYPE nanoengine:model_state gauge"]
+    of_states += [f'nanoengine:model_state{{model="{_escaped(m)}",state="{state}"}} 1' for m, state in states.items()]
     registry = CollectorRegistry()
-    registry.register(ModelsCollector(texts, states))
     ProcessCollector(namespace="nanoengine_front", registry=registry)
-    return generate_latest(registry)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines).encode() + generate_latest(registry)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
             field = "nothing" if ORDER["model"] == "odd" else "data"
             self.answer(200, json.dumps({field: [{"id": NAME, "max_model_len": 64}]}).encode())
         elif self.path == "/metrics":
-            text = f'# HELP tokens_total Tokens.\n# TYPE tokens_total counter\ntokens_total{{engine="0"}} {len(NAME)}\nup 1\n'
+            text = f'# HELP tokens Tokens.\n# TYPE tokens counter\ntokens{{engine="0"}} {len(NAME)}\nup 1\n'
             self.answer(200, text.encode(), "text/plain")
         else:
             self.answer(200, b"")
