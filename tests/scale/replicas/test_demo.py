@@ -133,8 +133,8 @@ def test_embeddings_errors_metrics_and_the_cache_pass_through(llm: LLM) -> None:
 )
 def test_replicas_keep_kv_in_host_memory_and_in_files(tmp_path: Path, expected: list[Any]) -> None:
     own = {"replicas": 2, "num_threads": 1, "kv_host_memory": "1MiB", **OPTIONS}
-    for tiers in ({}, {"kv_disk_path": str(tmp_path)}, {"kv_disk_path": str(tmp_path)}):
-        with LLM("demo", **own, **tiers) as llm:
+    for _ in range(2):
+        with LLM("demo", kv_disk_path=str(tmp_path), **own) as llm:
             outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
             ready = {slot.current.ready for slot in replicas_of(llm).supervisor.slots if slot.current is not None}
         assert told(outputs) == expected

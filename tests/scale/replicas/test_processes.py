@@ -18,7 +18,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineClosed, EngineDead
 from nanoengine.features.observability.observer import Observer
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.scale.replicas import slots
+from nanoengine.scale.replicas import slots, supervisor
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.slots import ReplicaProcess
@@ -43,6 +43,7 @@ def replicas(count: int = 2, carrier: ToyCarrier | None = None, **options: Any) 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "RETRY_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.1)
 
 
 def run(engine: ReplicatedEngine, requests: list[Request], after: Callable[[], object] = lambda: None) -> list[Any]:
