@@ -22,7 +22,7 @@ from nanoengine.errors import InvalidConfig, did_you_mean, shown
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import END_SECONDS, Child, child_config
 from nanoengine.serve.front.config import FrontConfig, duration
-from nanoengine.serve.front.load_and_unload import MAX_NAMES, Loader
+from nanoengine.serve.front.load_and_unload import Loader
 from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
@@ -42,6 +42,8 @@ ANSWER_SECONDS = 5.0
 WATCH_SECONDS, MAX_MISSES = 5.0, 3
 """Between two looks at the health of the models, and the bad ones in a row after which a process is ended."""
 
+MAX_NAMES = 20
+"""Names of models in a message."""
 
 IGNORED = Ignored()
 """Other fields of a body are none of the front."""
@@ -118,11 +120,18 @@ class Front:
         return body, parse(body, Envelope, IGNORED)
 
     def model_of(self, name: str | None) -> Model:
-        """The model that a request names. Raises APIError: none, or one that is not here."""
+        """The model of a name, or of that of one of its adapters. Raises APIError: none is named, or one that is not here."""
+        models = self.loader.models
         if not name:
-            names = ", ".join(model.name for model in self.loader.models[:MAX_NAMES])
-            raise APIError(400, f"model is missing: this server has several, such as {names}", "model")
-        return self.loader.find(name)
+            some = ", ".join(model.name for model in models[:MAX_NAMES])
+            raise APIError(400, f"model is missing: this server has several, such as {some}", "model")
+        for model in models:
+            if name in model.names or name.removesuffix(":latest") == model.name:
+                return model
+        names = [name for model in models for name in model.names]
+        known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        near = did_you_mean(name, names) or "."
+        raise APIError(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near}", "model")
 
     def keep_alive_of(self, envelope: Envelope) -> float | None:
         """Seconds, as Ollama's clients send it; None: nothing is sent. Raises APIError."""

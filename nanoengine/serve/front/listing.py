@@ -35,7 +35,7 @@ async def models(_: HTTPRequest, front: Front) -> Response:
 async def model(http: HTTPRequest, front: Front) -> Response:
     """One of them."""
     name = http.path_params["name"]
-    model = front.loader.find(name)
+    model = front.model_of(name)
     await model.read()
     rows = _rows(front, model)
     return json_response(next((row for row in rows if row["id"] == name), rows[0]))

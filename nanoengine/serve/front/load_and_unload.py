@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from nanoengine.errors import NanoEngineError, did_you_mean
+from nanoengine.errors import NanoEngineError
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
@@ -22,9 +22,6 @@ from nanoengine.sizes import format_bytes
 logger = logging.getLogger("nanoengine.serve.front")
 
 SHUTTING_DOWN = APIError(503, "the server is shutting down", headers=RETRY_AFTER)
-
-MAX_NAMES = 20
-"""Names of models in a message."""
 
 
 class Loader:
@@ -54,16 +51,6 @@ class Loader:
         self._is_closed = False
 
     # ---- requests
-
-    def find(self, name: str) -> Model:
-        """The model of a name, or of that of one of its adapters. Raises APIError (404)."""
-        for model in self.models:
-            if name in model.names or name.removesuffix(":latest") == model.name:
-                return model
-        names = [name for model in self.models for name in model.names]
-        known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-        near = did_you_mean(name, names)
-        raise APIError(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near or '.'}", "model")
 
     @contextlib.contextmanager
     def using(self, model: Model, keep_alive: float | None = None) -> Iterator[None]:

@@ -116,32 +116,6 @@ def test_a_replica_that_has_lost_a_rank_says_which() -> None:
         assert run(engine, draw_requests(engine, 2)) == want
 
 
-def test_a_rolling_restart_loses_nothing_and_leaves_no_gap() -> None:
-    want = expected(3)
-    with replicas(2) as engine:
-        old = [slot.current.key for slot in engine.supervisor.slots if slot.current is not None]
-        requests = draw_requests(engine, 3)
-        for request in requests:
-            engine.submit(request)
-        engine.step()
-        engine.restart()
-        others: list[Request] = []
-
-        def is_new() -> bool:
-            assert engine.supervisor.num_ready == 2, "all are there at any time"
-            others.append(plain(engine))
-            engine.submit(others[-1])
-            return all(slot.current is not None and slot.current.key not in old for slot in engine.supervisor.slots)
-
-        wait_for(engine, is_new)
-        run(engine, [])
-        assert answers(requests) == want
-        assert engine.supervisor.num_lost == 0
-        one = run(engine, [plain(engine)])
-        assert all(answers([other]) == one for other in others)
-        wait_for(engine, lambda: not engine.supervisor._leaving)
-
-
 def test_a_first_start_that_fails_is_an_error() -> None:
     with pytest.raises(ValueError, match="non-negative"):  # of the first sleep
         toy_replicas(1, ToyCarrier(seconds=-2.0))

@@ -41,6 +41,7 @@ def test_an_unknown_name_or_none_is_an_error_of_the_client(make_front: MakeFront
     answer = server.complete("codr")
     assert (answer.status, answer.error["param"]) == (404, "model")
     assert "did you mean 'coder'" in answer.error["message"]
+    assert server.front.model_of("coder:latest").name == "coder"
     for body in ({"prompt": "x"}, {"model": None}, {"model": 5}, {"model": ["coder"]}):
         assert server.post("/v1/completions", body).status == 400
     assert server.post("/v1/completions", b"{").status == 400
@@ -113,7 +114,7 @@ def test_streams_that_wait_for_a_load_get_pings_of_their_interface(
         assert answer.body.startswith(2 * ping)
         assert answer.body.endswith(end)
         assert b"load_timeout" in answer.body
-        server.front.loader.find("slow").retry_at = server.front.loader.find("slow").num_failures = 0
+        server.front.model_of("slow").retry_at = server.front.model_of("slow").num_failures = 0
     late = server.complete("slow", "x")
     assert (late.status, "load_timeout" in late.error["message"]) == (503, True)
     server = make_front({"broken": "fails", "a": "toy"})  # starts of processes take long on a busy machine
@@ -194,7 +195,7 @@ def test_a_process_whose_server_does_not_answer_is_ended(
         monkeypatch.setattr(front_module, name, value)
     server = make_front(TWO)
     server.complete("a")
-    child = server.front.loader.find("a").child
+    child = server.front.model_of("a").child
     assert child is not None
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: server.states()["a"] == "not loaded")
@@ -227,7 +228,7 @@ def test_what_concerns_a_loaded_model_loads_none(make_front: MakeFront) -> None:
 def test_at_a_signal_running_requests_end_with_the_processes(make_front: MakeFront) -> None:
     server = make_front(TWO)
     server.complete("a")
-    child = server.front.loader.find("a").child
+    child = server.front.model_of("a").child
     assert child is not None
     connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait", "stream": True}))
     until(lambda: len(server.front.jobs) == 1)
@@ -251,6 +252,6 @@ def test_no_process_outlives_the_front(make_front: MakeFront) -> None:
     """Its standard input ends with the front, however that ends."""
     server = make_front(TWO)
     server.complete("a")
-    child: Any = server.front.loader.find("a").child
+    child: Any = server.front.model_of("a").child
     server.loop.call_soon_threadsafe(child.process.stdin.close)
     until(lambda: server.states()["a"] == "not loaded")

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -298,16 +297,3 @@ def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
         assert all(toy.ended.done() for toy in house.started)
 
     run(test)
-
-
-def test_an_unknown_name_is_told_what_is_near() -> None:
-    house = SimpleNamespace()
-
-    async def test(made: House) -> None:
-        house.loader = made.loader
-
-    run(test, names=["qwen-coder", "smollm"])
-    assert house.loader.find("smollm:latest").name == "smollm"
-    with pytest.raises(APIError, match="did you mean 'qwen-coder'") as refused:
-        house.loader.find("qwen-code")
-    assert (refused.value.status, refused.value.param) == (404, "model")
