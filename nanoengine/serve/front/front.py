@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Front:
         self.name, self.created = f"{len(sources)} models", int(time.time())
         self.work_share = WorkShare()
         self.bodies = quota_of_bodies(config)
-        self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
+        self.is_draining = False
         self._parts = min(limits.max_loaded_models, len(sources))
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
         pins, most_loaded = tuple(dict.fromkeys(limits.pin or ())), limits.max_loaded_models
@@ -95,16 +95,15 @@ class Front:
 
     # ---- requests
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """A request that is being answered. Raises APIError while the server ends."""
+    @property
+    def jobs(self) -> range:
+        """As many as requests are being answered."""
+        return range(sum(model.num_running for model in self.loader.models))
+
+    def check_open(self) -> None:
+        """Raise APIError while the server ends."""
         if self.is_draining:
             raise APIError(503, "the server is shutting down", headers=RETRY_AFTER)
-        self.jobs.add(job := object())
-        try:
-            yield
-        finally:
-            self.jobs.discard(job)
 
     async def body(self, http: HTTPRequest) -> bytes:
         """The body of a request. Raises APIError: it is too long."""
@@ -142,10 +141,10 @@ class Front:
 
     # ---- processes
 
-    async def _start(self, source: Source, options: dict[str, Any]) -> Child:
-        number = next(i for i, model in enumerate(self.loader.models) if model.source is source)
-        config = child_config(self.config, source.name, str(Path(self._folder.name) / f"{number}.socket"), self._parts)
-        return await Child.start(source.model, options, config, lambda fields: self._log(source.name, fields))
+    async def _start(self, model: Model, options: dict[str, Any]) -> Child:
+        socket = Path(self._folder.name) / f"{self.loader.models.index(model)}.socket"
+        config = child_config(self.config, model.name, str(socket), self._parts)
+        return await Child.start(model.source.model, options, config, lambda fields: self._log(model.name, fields))
 
     def _log(self, name: str, fields: dict[str, Any]) -> None:
         """A line of a process' log, with the name of its model."""

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from nanoengine.errors import NanoEngineError
-from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory_plan import MemoryPlan
@@ -41,7 +40,7 @@ class Loader:
         config: FrontConfig,
         end_seconds: float,
         memory: MemoryPlan,
-        start: Callable[[Source, dict[str, Any]], Awaitable[Child]],
+        start: Callable[[Model, dict[str, Any]], Awaitable[Child]],
     ):
         self.models, self._config, self._memory = models, config, memory
         self._end_seconds, self._start = end_seconds, start
@@ -80,8 +79,9 @@ class Loader:
                 raise SHUTTING_DOWN
             if model.retry_at > time.monotonic():
                 raise _failed(model)
-            model.load = model.load or asyncio.create_task(self._load_in_turn(model))
-            if (problem := await asyncio.shield(model.load)) is not None:  # others may wait for it
+            load = model.load = model.load or asyncio.create_task(self._load_in_turn(model))
+            await asyncio.wait({load})  # others may wait for it
+            if not load.cancelled() and (problem := load.result()) is not None:
                 raise problem
         assert model.child is not None
         return model.child
@@ -93,23 +93,19 @@ class Loader:
         try:
             async with self._turn, model.lock:
                 return await self._load(model) if model.num_running or model.is_pinned else None
-        except asyncio.CancelledError:
-            return SHUTTING_DOWN
         finally:
             model.load = None
 
     async def _load(self, model: Model) -> APIError | None:
         model.reading, limit = None, self._config.load_timeout  # the files may be others since they were read
         try:
-            headers = (
-                await model.read()
-            )  # without them the process says what is wrong, or fetches the files from the hub
-            options, model.need = self._memory.plan(model.source, headers)
+            # Without headers the process says what is wrong, or fetches the files from the hub.
+            options, model.need = self._memory.plan(model.source, await model.read())
             await self._make_room(model)
             model.state, start = State.LOADING, time.monotonic()
             logger.info("%s: loading", model.name)
             async with asyncio.timeout(limit):
-                model.child = child = await self._start(model.source, options)
+                model.child = child = await self._start(model, options)
                 model.served = await child.ready()
         except APIError as error:
             return error
@@ -180,7 +176,7 @@ class Loader:
         loads = [model.load for model in self.models if model.load is not None]
         for load in loads:
             load.cancel()
-        await asyncio.gather(*loads)
+        await asyncio.gather(*loads, return_exceptions=True)
         for model in self.in_memory:
             model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))

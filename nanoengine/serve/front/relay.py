@@ -85,7 +85,8 @@ class Relay:
             gone.cancel()
 
     async def _answer(self, path: str) -> None:
-        with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
+        self.front.check_open()
+        with self.front.loader.using(self.model, self.keep_alive):
             child = await self._child(path)
             try:
                 await self._relay(child, path)

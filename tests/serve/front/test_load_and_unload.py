@@ -58,8 +58,8 @@ class House:
         self.loader = Loader(models, FrontConfig(**config), 1.0, memory, self._start)
         self.models = {model.name: model for model in models}
 
-    async def _start(self, source: Source, _: dict[str, Any]) -> Child:
-        toy = Toy(source.name)
+    async def _start(self, model: Model, _: dict[str, Any]) -> Child:
+        toy = Toy(model.name)
         toy.pid = -len(self.started) - 1
         self.started.append(toy)
         if self.is_quick:
