@@ -84,7 +84,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_process(
         until(lambda: not server.front.jobs)
 
 
-def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront) -> None:
+def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront, caplog: pytest.LogCaptureFixture) -> None:
     server = make_front(TWO)
     server.complete("b")
     waiting = in_thread(server.complete, "b", "one two", stream=True)
@@ -95,6 +95,7 @@ def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront) -> No
     assert (error["code"], "SIGKILL" in error["message"]) == (503, True)
     assert waiting.result().body == b"data: one\n\ndata: two\n\n"
     until(lambda: server.states()["a"] == "not loaded")
+    assert "a: its process was ended by SIGKILL; the next request loads it again" in caplog.text
     assert server.complete("a").status == 200
 
 

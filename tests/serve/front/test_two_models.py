@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -100,15 +99,6 @@ def test_answers_are_those_of_each_model_alone(server: Any) -> None:
         assert interface.said(server, interface.body(turns, model="long", temperature=0, max_tokens=16)).parts
     lengths = {row["id"]: row["max_model_len"] for row in server.get("/v1/models").json["data"]}
     assert lengths["short"] == 64 < lengths["long"]
-
-
-def test_a_model_that_was_killed_comes_back(server: Any) -> None:
-    server.post("/models/load", {"model": "short"})
-    os.kill(_pids(server)[-1], signal.SIGKILL)
-    until(lambda: states(server)["short"] == "not loaded")
-    answer = server.post("/v1/completions", {"model": "short", "prompt": "def f(", "max_tokens": 2})
-    assert answer.status == 200
-    assert "short: its process was ended by SIGKILL; the next request loads it again" in server.log.read_text()
 
 
 def _pids(server: Any) -> list[int]:
