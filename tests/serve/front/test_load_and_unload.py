@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,6 +19,8 @@ from nanoengine.serve.front.memory_plan import PROCESS_BYTES, MemoryPlan
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.upstream import NoAnswer
 from nanoengine.serve.server.errors import APIError
+
+pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
 NEED = PROCESS_BYTES + 100 * MIB
@@ -78,222 +80,188 @@ class House:
         return "".join(name for name, model in self.models.items() if model.is_loaded)
 
 
-def run(test: Callable[[House], Awaitable[None]], **options: Any) -> House:
-    async def in_loop() -> House:
-        house = House(**options)
-        async with asyncio.timeout(10):
-            await test(house)
-        return house
-
-    return asyncio.run(in_loop())
-
-
 async def a_while() -> None:
     """Until all tasks that can go on have done so; headers are read in a thread."""
     for _ in range(20):
         await asyncio.sleep(0.002)
 
 
-def test_models_are_loaded_one_at_a_time_in_the_order_of_their_requests() -> None:
-    async def test(house: House) -> None:
-        house.is_quick = False
-        requests = [asyncio.create_task(house.use(name)) for name in "cabca"]
-        for count, name in enumerate("cab", 1):
-            await a_while()
-            assert [toy.name for toy in house.started] == list("cab"[:count])
-            assert house.models[name].state is State.LOADING
-            house.started[-1].can_go_on.set()
-        await asyncio.gather(*requests)
-
-    assert run(test).loaded == "abc"
-
-
-def test_who_hangs_up_leaves_the_line() -> None:
-    async def test(house: House) -> None:
-        house.is_quick = False
-        requests = [asyncio.create_task(house.use(name)) for name in "abc"]
+async def test_models_are_loaded_one_at_a_time_in_the_order_of_their_requests() -> None:
+    house = House()
+    house.is_quick = False
+    requests = [asyncio.create_task(house.use(name)) for name in "cabca"]
+    for count, name in enumerate("cab", 1):
         await a_while()
-        requests[1].cancel()
-        await a_while()
-        house.started[0].can_go_on.set()
-        await a_while()
-        house.started[1].can_go_on.set()
-        await requests[2]
-        assert [toy.name for toy in house.started] == ["a", "c"]
-        assert house.models["b"].num_running == 0
-
-    run(test)
+        assert [toy.name for toy in house.started] == list("cab"[:count])
+        assert house.models[name].state is State.LOADING
+        house.started[-1].can_go_on.set()
+    await asyncio.gather(*requests)
+    assert house.loaded == "abc"
 
 
-def test_room_is_made_by_the_model_whose_last_request_is_the_oldest() -> None:
-    async def test(house: House) -> None:
-        for name in "abac":
-            await house.use(name)
-        assert house.loaded == "ac"
-        await house.use("b")
-        assert house.loaded == "bc"
+async def test_who_hangs_up_leaves_the_line() -> None:
+    house = House()
+    house.is_quick = False
+    requests = [asyncio.create_task(house.use(name)) for name in "abc"]
+    await a_while()
+    requests[1].cancel()
+    await a_while()
+    house.started[0].can_go_on.set()
+    await a_while()
+    house.started[1].can_go_on.set()
+    await requests[2]
+    assert [toy.name for toy in house.started] == ["a", "c"]
+    assert house.models["b"].num_running == 0
 
-    run(test, max_loaded_models=2)
-    run(test, available=2.5)
+
+@pytest.mark.parametrize("options", [{"max_loaded_models": 2}, {"available": 2.5}])
+async def test_room_is_made_by_the_model_whose_last_request_is_the_oldest(options: dict[str, Any]) -> None:
+    house = House(**options)
+    for name in "abac":
+        await house.use(name)
+    assert house.loaded == "ac"
+    await house.use("b")
+    assert house.loaded == "bc"
 
 
-def test_nothing_that_runs_or_is_pinned_is_unloaded() -> None:
-    async def test(house: House) -> None:
-        end = asyncio.Event()
-        await house.use("a")
-        request = asyncio.create_task(house.use("b", end.wait()))
-        await a_while()
-        with pytest.raises(APIError) as refused:
-            await house.use("c")
-        assert refused.value.status == 503
-        assert refused.value.headers == {"retry-after": "1"}
-        for word in ("no room for the model c", "a has", "pinned", "b has", "1 requests"):
-            assert word in refused.value.message
-        assert house.loaded == "ab"
-        end.set()
-        await request
+@pytest.mark.parametrize("options", [{"max_loaded_models": 2, "pinned": "a"}, {"available": 2.5, "pinned": "a"}])
+async def test_nothing_that_runs_or_is_pinned_is_unloaded(options: dict[str, Any]) -> None:
+    house = House(**options)
+    end = asyncio.Event()
+    await house.use("a")
+    request = asyncio.create_task(house.use("b", end.wait()))
+    await a_while()
+    with pytest.raises(APIError) as refused:
         await house.use("c")
-        assert house.loaded == "ac"
-
-    run(test, max_loaded_models=2, pinned="a")
-    run(test, available=2.5, pinned="a")
-
-
-def test_nothing_is_unloaded_for_a_model_that_would_not_fit_even_then() -> None:
-    async def test(house: House) -> None:
-        for name in "ab":
-            await house.use(name)
-        large = EngineConfig(model="nowhere", kv_cache_memory=9 * NEED)
-        house.models["c"].source = replace(house.models["c"].source, config=large)
-        with pytest.raises(APIError, match="memory are missing"):
-            await house.use("c")
-        assert house.loaded == "ab"
-
-    run(test)
+    assert refused.value.status == 503
+    assert refused.value.headers == {"retry-after": "1"}
+    for word in ("no room for the model c", "a has", "pinned", "b has", "1 requests"):
+        assert word in refused.value.message
+    assert house.loaded == "ab"
+    end.set()
+    await request
+    await house.use("c")
+    assert house.loaded == "ac"
 
 
-def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -> None:
-    async def test(house: House) -> None:
-        house.is_quick = False
-        model = house.models["a"]
-        pauses = []
-        for count in range(4):
-            request = asyncio.create_task(house.use("a", now=True))
-            await a_while()
-            house.started[count].ended.set_result(None)
-            with pytest.raises(APIError, match="failed to load: its weights are broken") as refused:
-                await request
-            assert refused.value.headers is not None
-            pauses.append(int(refused.value.headers["retry-after"]))
-            with pytest.raises(APIError, match="it is tried again in"):
-                await house.use("a")
-            assert len(house.started) == count + 1
-        assert pauses == [1, 2, 4, 8]
-        house.is_quick = True
-        await house.use("b")
-        await house.use("a", now=True)
-        assert (model.state, model.num_failures, model.reason) == (State.LOADED, 0, "")
-
-    run(test)
+async def test_nothing_is_unloaded_for_a_model_that_would_not_fit_even_then() -> None:
+    house = House()
+    for name in "ab":
+        await house.use(name)
+    large = EngineConfig(model="nowhere", kv_cache_memory=9 * NEED)
+    house.models["c"].source = replace(house.models["c"].source, config=large)
+    with pytest.raises(APIError, match="memory are missing"):
+        await house.use("c")
+    assert house.loaded == "ab"
 
 
-def test_a_load_has_a_limit() -> None:
-    async def test(house: House) -> None:
-        house.is_quick = False
+async def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pause() -> None:
+    house = House()
+    house.is_quick = False
+    model = house.models["a"]
+    pauses = []
+    for count in range(4):
+        request = asyncio.create_task(house.use("a", now=True))
+        await a_while()
+        house.started[count].ended.set_result(None)
+        with pytest.raises(APIError, match="failed to load: its weights are broken") as refused:
+            await request
+        assert refused.value.headers is not None
+        pauses.append(int(refused.value.headers["retry-after"]))
+        with pytest.raises(APIError, match="it is tried again in"):
+            await house.use("a")
+        assert len(house.started) == count + 1
+    assert pauses == [1, 2, 4, 8]
+    house.is_quick = True
+    await house.use("b")
+    await house.use("a", now=True)
+    assert (model.state, model.num_failures, model.reason) == (State.LOADED, 0, "")
+
+
+async def test_a_load_has_a_limit() -> None:
+    house = House(load_timeout=0.05)
+    house.is_quick = False
+    async with asyncio.timeout(10):
         with pytest.raises(APIError, match="load_timeout"):
             await house.use("a")
-        assert house.started[0].ended.done()
-
-    run(test, load_timeout=0.05)
+    assert house.started[0].ended.done()
 
 
-def test_a_process_that_ends_by_itself_is_started_again_by_the_next_request() -> None:
-    async def test(house: House) -> None:
-        await house.use("a")
-        house.started[0].ended.set_result(None)
-        await a_while()
-        assert house.models["a"].state is State.NOT_LOADED
-        assert house.models["a"].reason == "its weights are broken"
-        await house.use("a")
-        assert len(house.started) == 2
-
-    run(test)
+async def test_a_process_that_ends_by_itself_is_started_again_by_the_next_request() -> None:
+    house = House()
+    await house.use("a")
+    house.started[0].ended.set_result(None)
+    await a_while()
+    assert house.models["a"].state is State.NOT_LOADED
+    assert house.models["a"].reason == "its weights are broken"
+    await house.use("a")
+    assert len(house.started) == 2
 
 
-def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
-    async def test(house: House) -> None:
-        model, end = house.models["a"], asyncio.Event()
-        with house.loader.using(model, math.inf):
-            request = asyncio.create_task(house.use("a", end.wait()))
-            await house.loader.loaded(model)
-        await a_while()
-        assert model.is_loaded  # the other request goes on
-        end.set()
-        await request
-        await a_while()
-        assert model.state is State.NOT_LOADED
-        with house.loader.using(model, math.inf):
-            await house.loader.loaded(model)
-        await a_while()
-        assert (model.state, model.expires_at) == (State.LOADED, None)
-
-    run(test, keep_alive="0")
+async def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
+    house = House(keep_alive="0")
+    model, end = house.models["a"], asyncio.Event()
+    with house.loader.using(model, math.inf):
+        request = asyncio.create_task(house.use("a", end.wait()))
+        await house.loader.loaded(model)
+    await a_while()
+    assert model.is_loaded  # the other request goes on
+    end.set()
+    await request
+    await a_while()
+    assert model.state is State.NOT_LOADED
+    with house.loader.using(model, math.inf):
+        await house.loader.loaded(model)
+    await a_while()
+    assert (model.state, model.expires_at) == (State.LOADED, None)
 
 
-def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
-    async def test(house: House) -> None:
-        await house.use("a")
-        unload = asyncio.create_task(house.loader.unload(house.models["a"]))
+async def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
+    house = House()
+    await house.use("a")
+    unload = asyncio.create_task(house.loader.unload(house.models["a"]))
+    await asyncio.sleep(0)
+    assert house.models["a"].state is State.UNLOADING
+    await house.use("a")
+    await unload
+    assert (house.loaded, len(house.started)) == ("a", 2)
+
+
+async def test_an_unload_behind_which_a_request_came_says_that_nothing_was_unloaded() -> None:
+    house = House()
+    await house.use("a")
+    model = house.models["a"]
+    async with model.lock:
+        unload = asyncio.create_task(house.loader.unload(model))
         await asyncio.sleep(0)
-        assert house.models["a"].state is State.UNLOADING
+        end = asyncio.Event()
+        request = asyncio.create_task(house.use("a", end.wait()))
+        await asyncio.sleep(0)
+    assert not await unload
+    assert model.is_loaded
+    end.set()
+    await request
+    assert await house.loader.unload(model)
+
+
+async def test_an_error_of_the_loader_is_that_of_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    monkeypatch.setattr(house.models["a"], "read", None)
+    with pytest.raises(APIError, match="the model a failed to load"):
         await house.use("a")
-        await unload
-        assert (house.loaded, len(house.started)) == ("a", 2)
-
-    run(test)
+    await house.use("b")
+    assert house.loaded == "b"
 
 
-def test_an_unload_behind_which_a_request_came_says_that_nothing_was_unloaded() -> None:
-    async def test(house: House) -> None:
-        await house.use("a")
-        model = house.models["a"]
-        async with model.lock:
-            unload = asyncio.create_task(house.loader.unload(model))
-            await asyncio.sleep(0)
-            end = asyncio.Event()
-            request = asyncio.create_task(house.use("a", end.wait()))
-            await asyncio.sleep(0)
-        assert not await unload
-        assert model.is_loaded
-        end.set()
+async def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
+    house = House()
+    await house.use("a")
+    house.is_quick = False
+    request = asyncio.create_task(house.use("b"))
+    await a_while()
+    await house.loader.close()
+    with pytest.raises(APIError, match="shutting down"):
         await request
-        assert await house.loader.unload(model)
-
-    run(test)
-
-
-def test_an_error_of_the_loader_is_that_of_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(house: House) -> None:
-        monkeypatch.setattr(house.models["a"], "read", None)
-        with pytest.raises(APIError, match="the model a failed to load"):
-            await house.use("a")
-        await house.use("b")
-        assert house.loaded == "b"
-
-    run(test)
-
-
-def test_at_the_end_who_waits_is_refused_and_all_processes_end() -> None:
-    async def test(house: House) -> None:
-        await house.use("a")
-        house.is_quick = False
-        request = asyncio.create_task(house.use("b"))
-        await a_while()
-        await house.loader.close()
-        with pytest.raises(APIError, match="shutting down"):
-            await request
-        with pytest.raises(APIError, match="shutting down"):
-            await house.use("c")
-        assert all(toy.ended.done() for toy in house.started)
-
-    run(test)
+    with pytest.raises(APIError, match="shutting down"):
+        await house.use("c")
+    assert all(toy.ended.done() for toy in house.started)
