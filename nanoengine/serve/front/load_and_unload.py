@@ -67,7 +67,8 @@ class Loader:
             self._start_clock(model)
 
     async def loaded(self, model: Model, *, now: bool = False) -> Child:
-        """The process of a model, once it is loaded; called within `using`. `now`: without a pause after a failure.
+        """The process of a model, once it is loaded; called within `using`, or for a pinned model. `now`: without a pause
+        after a failure.
 
         Raises:
             APIError: 503: it failed to load, or there is no room.
