@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.models.decoder import DecoderLayer
 from nanoengine.scale.parallel.capability import check_layers
 from nanoengine.scale.worker.remote_runner import RemoteRunner
+from tests.forks import IS_LINUX, Forked
 from tests.models.families import family_checkpoint
 from tests.scale.replicas.test_demo import OPTIONS, PARAMS, PROMPTS
 from tests.scale.seen import children, is_running, told
@@ -49,19 +48,22 @@ while True:
 """
 
 
+@pytest.mark.skipif(not IS_LINUX, reason="it looks for processes in /proc")
 def test_nothing_is_left_of_a_process_that_is_ended() -> None:
     """Ctrl-C goes to the whole group of processes: the one with the requests, a replica, and its ranks."""
     shared = Path("/dev/shm")
     before = set(shared.iterdir()) if shared.is_dir() else set()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], start_new_session=True, **pipes)
-    assert process.stdout is not None
-    replica = int(process.stdout.readline())
+    null, (said, told_to) = os.open(os.devnull, os.O_RDWR), os.pipe()
+    process = Forked(["-c", SCRIPT], streams=(null, told_to, null), own_session=True)
+    for own in (null, told_to):
+        os.close(own)
+    with os.fdopen(said) as output:
+        replica = int(output.readline())
     ranks = children(replica, "worker.process")
     assert len(ranks) == 2
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.wait(60)
     deadline = time.monotonic() + 30
     while any(map(is_running, [replica, *ranks])):
         assert time.monotonic() < deadline
