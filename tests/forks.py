@@ -30,7 +30,7 @@ from nanoengine.log import child_log_arguments
 IS_LINUX = sys.platform == "linux"
 ROOT = Path(__file__).parent.parent
 IMPORTED = ("torch", "numpy.random", "nanoengine.llm", "nanoengine.core.startup", "nanoengine.models.description")
-OFTEN = ("nanoengine.serve.server.serve", "nanoengine.serve.chat.terminal", "tests.scale.replicas.world")
+OFTEN = ("nanoengine.serve.chat.terminal", "tests.scale.replicas.world")
 """What several kinds of forks import, if no folder of it was deleted."""
 
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 20, 16

@@ -88,7 +88,7 @@ class Replica:
             except Exception as error:  # of any part of the engine: it concerns this request alone
                 self.refuse(message, error)
         elif isinstance(message, Abort):
-            for aborted in [own for own, progress in self.requests.items() if progress.key == message.key]:
+            for aborted in [one for one, progress in self.requests.items() if progress.key == message.key]:
                 del self.requests[aborted]
                 self.engine.abort(aborted.request_id)
         elif isinstance(message, SetAdapters):
