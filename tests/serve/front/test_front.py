@@ -226,6 +226,14 @@ def test_what_concerns_a_loaded_model_loads_none(make_front: MakeFront) -> None:
     assert server.post("/reset_prefix_cache?model=a", {}).status == 200
 
 
+def test_an_adapter_has_its_name_when_its_load_is_answered(make_front: MakeFront) -> None:
+    server = make_front(TWO, admin_key="admin")
+    headers = {"authorization": "Bearer admin"}
+    loaded = server.request("POST", "/v1/load_lora_adapter?model=a", {"lora_name": "poet"}, headers)
+    assert (loaded.status, loaded.body) == (200, b"{}")
+    assert server.complete("poet").json["model"] == "a"
+
+
 def test_at_a_signal_running_requests_end_with_the_processes(make_front: MakeFront) -> None:
     server = make_front(TWO)
     server.complete("a")
