@@ -35,7 +35,7 @@ from .asking import (
     reasons_of,
     tokens_of,
 )
-from .toys import expected, greedy
+from .toys import PATIENCE, expected, greedy
 
 pytestmark = pytest.mark.anyio
 
@@ -85,7 +85,8 @@ async def test_what_raises_in_one_stream_takes_the_news_of_no_other(make: Make, 
         if fault in ("take_now", "collect"):
             setattr(streams[-1], fault, raises)
     gate.open()
-    found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    async with asyncio.timeout(PATIENCE):
+        found = await asyncio.gather(*map(read, streams), return_exceptions=True)
     for number, (fault, own) in enumerate(zip(faults, found, strict=True), start=1):
         assert isinstance(own, LookupError) if fault else tokens_of(own) == expected(number)  # type: ignore[arg-type]
     for stream in streams:
