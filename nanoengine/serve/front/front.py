@@ -170,10 +170,10 @@ class Front:
         return {model: answers[model] for model in self.loader.models if model in answers}
 
     async def run(self) -> None:
-        """Load pinned models, and watch all processes."""
+        """Load pinned models, unload idle ones, and watch all processes."""
         tasks = [self.loader.loaded(model) for model in self.loader.models if model.is_pinned]
         pinned = asyncio.gather(*tasks, return_exceptions=True)  # a load that fails is in the log
-        await asyncio.gather(self._watch(), pinned)
+        await asyncio.gather(self._watch(), self.loader.unload_idle(), pinned)
 
     async def _watch(self) -> None:
         """Kill processes whose servers do not answer, or say that they do not serve, several times in a row: their models are

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import math
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -77,7 +78,9 @@ async def ps(_: HTTPRequest, front: Front) -> Response:
     """The models in memory, with the bytes that their processes have."""
     rows = []
     for one, child in front.loader.in_memory.items():
-        expires = NEVER if one.expires_at is None else datetime.fromtimestamp(one.expires_at, UTC).isoformat()
+        expires = NEVER
+        if (seconds := one.seconds_left) < math.inf:
+            expires = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
         rest = {"size_vram": 0, "expires_at": expires, "need": one.need, "num_running": one.num_running}
         rest["resident"] = resident(child.pid)
         if one.served:

@@ -20,6 +20,9 @@ from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine.serve.front")
 
+IDLE_CHECK_SECONDS = 0.2
+"""Between two looks for models without requests."""
+
 SHUTTING_DOWN = APIError(503, "the server is shutting down", headers=RETRY_AFTER)
 
 
@@ -46,7 +49,6 @@ class Loader:
         self._end_seconds, self._start = end_seconds, start
         self._keep_alive = duration(config.keep_alive)
         self._turn = asyncio.Lock()  # held by the load that runs
-        self._unloads: set[asyncio.Task[bool]] = set()
         self._is_closed = False
 
     # ---- requests
@@ -56,15 +58,14 @@ class Loader:
         """A request for a model: while it lasts, the model is not unloaded. `keep_alive`: seconds of the time
         after it; None: those of the options.
         """
-        model.last_request = time.monotonic()
+        model.last_use = time.monotonic()
         model.num_running += 1
-        model.stop_clock()
         model.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         try:
             yield
         finally:
             model.num_running -= 1
-            self._start_clock(model)
+            model.last_use = time.monotonic()
 
     async def loaded(self, model: Model, *, now: bool = False) -> Child:
         """The process of a model, once it is loaded; called within `using`, or for a pinned model. `now`: without a pause
@@ -121,7 +122,6 @@ class Loader:
         model.state, model.num_failures, model.reason = State.LOADED, 0, ""
         logger.info("%s: loaded in %.1f s", model.name, time.monotonic() - start)
         child.ended.add_done_callback(lambda _: self._ended(model, child))
-        self._start_clock(model)
         return None
 
     def _ended(self, model: Model, child: Child) -> None:
@@ -143,7 +143,7 @@ class Loader:
             idle = [one for one in self.in_memory if not (one.num_running or one.is_pinned)]
             if not idle or lacking > sum(one.need for one in idle):
                 raise APIError(503, self._no_room(model, lacking), headers=RETRY_AFTER)
-            await self.unload(min(idle, key=lambda one: one.last_request))
+            await self.unload(min(idle, key=lambda one: one.last_use))
 
     def _lacking(self, model: Model) -> int | None:
         """Bytes that are missing for a model, or 0 where only the number of models is too large; None: it fits."""
@@ -171,6 +171,12 @@ class Loader:
                 logger.info("%s: unloaded", model.name)
         return model.child is None
 
+    async def unload_idle(self) -> None:
+        """Unload models whose time without requests is over, for ever."""
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await asyncio.gather(*(self.unload(model) for model in self.models if model.seconds_left <= 0))
+
     async def close(self) -> None:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
         self._is_closed = True
@@ -181,19 +187,6 @@ class Loader:
         for model in self.in_memory:
             model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))
-
-    # ---- the clock of idle models
-
-    def _start_clock(self, model: Model) -> None:
-        model.stop_clock()
-        if model.is_loaded and not (model.num_running or model.is_pinned or model.keep_alive == math.inf):
-            model.expires_at = time.time() + model.keep_alive
-            model.clock = asyncio.get_running_loop().call_later(model.keep_alive, self._expire, model)
-
-    def _expire(self, model: Model) -> None:
-        task = asyncio.get_running_loop().create_task(self.unload(model))
-        self._unloads.add(task)
-        task.add_done_callback(self._unloads.discard)
 
 
 def _failed(model: Model) -> APIError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,15 +41,13 @@ class Model:
         need: bytes of memory for that process.
         served: what its server says in /v1/models: the model and its adapters.
         num_running: requests that it answers, or that wait for it.
-        last_request: time.monotonic() of the last one.
-        expires_at: time.time() at which it is unloaded; None: not by the clock.
+        last_use: time.monotonic() at which the last of them began or ended.
         num_failures: loads that failed since one went well.
         reason: of the last failure.
         retry_at: time.monotonic() before which it is not loaded again by a request.
         reading: reads its headers, or has read them.
         load: loads it, or waits for its turn; the result is the error of the requests that wait.
         lock: held during a load and an unload.
-        clock: unloads it.
     """
 
     source: Source
@@ -59,15 +58,13 @@ class Model:
     need: int = 0
     served: list[dict[str, Any]] = field(default_factory=list)
     num_running: int = 0
-    last_request: float = 0.0
-    expires_at: float | None = None
+    last_use: float = 0.0
     num_failures: int = 0
     reason: str = ""
     retry_at: float = 0.0
     reading: asyncio.Future[Headers] | None = None
     load: asyncio.Task[APIError | None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    clock: asyncio.TimerHandle | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -102,14 +99,14 @@ class Model:
         weights = max(1, self.headers.weight_bytes(self.source.config) if self.headers else 1)
         return min(max(0.0, (resident(self.child.pid) - PROCESS_BYTES // 2) / weights), 0.99)
 
-    def stop_clock(self) -> None:
-        if self.clock is not None:
-            self.clock.cancel()
-        self.clock = self.expires_at = None
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until it is unloaded, if no request comes before; infinite: it stays, or is in use or not loaded."""
+        stays = self.num_running or self.is_pinned or not self.is_loaded
+        return math.inf if stays else self.last_use + self.keep_alive - time.monotonic()
 
     def gone(self, reason: str = "") -> None:
         """Its process has ended."""
-        self.stop_clock()
         self.state, self.child, self.served, self.reason = State.NOT_LOADED, None, [], reason
 
     def failed(self, reason: str) -> None:

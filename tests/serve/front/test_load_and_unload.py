@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from nanoengine.core.config import EngineConfig
+from nanoengine.serve.front import load_and_unload
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig
@@ -198,8 +199,10 @@ async def test_a_process_that_ends_by_itself_is_started_again_by_the_next_reques
     assert len(house.started) == 2
 
 
-async def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
+async def test_an_idle_model_is_unloaded_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_and_unload, "IDLE_CHECK_SECONDS", 0.005)
     house = House(keep_alive="0")
+    work = asyncio.create_task(house.loader.unload_idle())
     model, end = house.models["a"], asyncio.Event()
     with house.loader.using(model, math.inf):
         request = asyncio.create_task(house.use("a", end.wait()))
@@ -213,7 +216,8 @@ async def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
     with house.loader.using(model, math.inf):
         await house.loader.loaded(model)
     await a_while()
-    assert (model.state, model.expires_at) == (State.LOADED, None)
+    assert (model.state, model.seconds_left) == (State.LOADED, math.inf)
+    work.cancel()
 
 
 async def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
