@@ -72,7 +72,8 @@ class House:
     async def use(self, name: str, until: Awaitable[Any] | None = None, *, now: bool = False) -> None:
         """A request, which lasts until something has happened."""
         with self.loader.using(self.models[name]):
-            await self.loader.loaded(self.models[name], now=now)
+            async with asyncio.timeout(10):
+                await self.loader.loaded(self.models[name], now=now)
             if until is not None:
                 await until
 
@@ -182,9 +183,8 @@ async def test_a_load_that_fails_says_why_and_is_tried_again_after_a_growing_pau
 async def test_a_load_has_a_limit() -> None:
     house = House(load_timeout=0.05)
     house.is_quick = False
-    async with asyncio.timeout(10):
-        with pytest.raises(APIError, match="load_timeout"):
-            await house.use("a")
+    with pytest.raises(APIError, match="load_timeout"):
+        await house.use("a")
     assert house.started[0].ended.done()
 
 
