@@ -58,9 +58,8 @@ class Harmony(StreamParser):
         head = self._consume(end)
         self._at += len(BODY)
         if (recipient := RECIPIENT.search(head)) is not None:
-            is_known = self.names is None or recipient[1] in self.names
             self._reader, self._call_text = Arguments(recipient[1]), []
-            return self._switch(Text, self._read_call if is_known else self._read_body)
+            return self._switch(Text, self._read_call if recipient[1] in self.names else self._read_body)
         return self._switch(Reasoning if "<|channel|>analysis" in head else Text, self._read_body)
 
     def _read_body(self, is_last: bool) -> bool:
