@@ -26,5 +26,5 @@ class StructuredOutput(Capability):
         grammars = Grammars(startup.tokenizer, startup.model_config.vocab_size, startup.eos_token_ids)
         speculates = any(isinstance(part, Drafter) for part in startup.parts)
         forced = None if speculates else ForcedDrafts(startup.num_rows, startup.model_config.vocab_size)
-        self.structured = GrammarPolicy(grammars, startup.parts, forced)
-        startup.parts.append(self.structured)
+        self.structured = GrammarPolicy(grammars, forced)
+        startup.parts += [self.structured] if forced is None else [self.structured, forced]

@@ -21,6 +21,8 @@ class ForcedDrafts(Drafter):
         vocab_size: of the model; its tokenizer may have more tokens.
     """
 
+    is_idle = True
+
     def __init__(self, num_rows: int, vocab_size: int):
         self.num_rows, self.vocab_size = num_rows, vocab_size
         self.num_drafts = self.num_accepted = 0

@@ -72,16 +72,14 @@ class GrammarPolicy(PolicyPart):
     token before it. Other sequences overlap.
 
     Args:
-        parts: of the policy.
-        drafter: a part while there are constrained sequences; None: the engine has another drafter.
+        drafter: idle while there are no constrained sequences; None: the engine has another drafter.
         num_threads: threads that fill the masks of several sequences; None: llguidance's default.
     """
 
-    def __init__(
-        self, grammars: Grammars, parts: list[PolicyPart], drafter: PolicyPart | None, num_threads: int | None = None
-    ):
-        self.grammars, self.parts, self.drafter = grammars, parts, drafter
-        self.is_idle = True
+    is_idle = True
+
+    def __init__(self, grammars: Grammars, drafter: PolicyPart | None = None, num_threads: int | None = None):
+        self.grammars, self.drafter = grammars, drafter
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(1, "masks")  # llguidance's threads run outside of Python's lock
@@ -99,9 +97,6 @@ class GrammarPolicy(PolicyPart):
     def submitted(self, request: Request) -> None:
         if (outputs := outputs_of(request)) is None:
             return
-        self.is_idle = False
-        if self.drafter is not None and self.drafter not in self.parts:
-            self.parts.append(self.drafter)
         matcher = self._made.pop(request)  # not from the cache, which may have dropped it
         name = blake2b(repr((request.client, request.cache_salt, outputs.key)).encode(errors="replace"))
         options: dict[str, Any] = {"name": name.digest(), "cache": self._forced, "long_text": self.grammars.long_text}
@@ -114,6 +109,7 @@ class GrammarPolicy(PolicyPart):
             constraint.is_long = constraint.is_large  # examined by the next call
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # at the end of the grammar, also with `ignore_eos`
+        self._rest()
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         late: dict[Future[np.ndarray], set[Sequence]] = {}
@@ -235,13 +231,14 @@ class GrammarPolicy(PolicyPart):
         return seq in self.constraints
 
     def finished(self, seq: Sequence) -> None:
-        if self.constraints.pop(seq, None) is not None and not self.constraints and self.drafter in self.parts:
-            self.parts.remove(self.drafter)
+        self.constraints.pop(seq, None)
         self._rest()
 
     def _rest(self) -> None:
         """Become idle without constrained sequences and masks."""
         self.is_idle = not self.constraints and not self._in_flight
+        if self.drafter is not None:
+            self.drafter.is_idle = not self.constraints
 
     def close(self) -> None:
         self._filler.shutdown(cancel_futures=True)

@@ -175,7 +175,7 @@ def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(g
     assert api_error_of(raised.value).status == 503
     process.command = compiler_client.COMMAND
     grammars.matcher(StructuredOutputs(regex="c"))
-    GrammarPolicy(grammars, [], None).close()  # as the engine closes its parts
+    GrammarPolicy(grammars).close()  # as the engine closes its parts
     with pytest.raises(EngineClosed):
         grammars.matcher(StructuredOutputs(regex="a"))
 

@@ -160,7 +160,7 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> 
     tokenizer = read_tokenizer(DEMO)
     known = tokenizer.fast.get_vocab_size()
     own = Grammars(tokenizer, known + more, [EOS])
-    part, string = GrammarPolicy(own, [], None), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
+    part, string = GrammarPolicy(own), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
     string.read(tokenizer.encode('"'))
     [bits] = part._fill([(string, [])])
     allowed = set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
