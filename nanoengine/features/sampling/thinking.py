@@ -19,8 +19,8 @@ THOUGHT = "thought"
 """In `Sequence.state`: the `ThoughtReader` of a sequence with parameters of its answer."""
 
 ENDS_OF_THOUGHTS = "ends of thoughts"
-"""In `StepPlan.extras`: a list of `Started`, the rows with other parameters from this step on: those whose answer begins, and those
-whose thought is at its budget, where one token is allowed.
+"""In `StepPlan.extras`: a list of `Started`, the rows with other parameters from this step on: those whose answer begins, and
+those whose thought is at its budget, where one token is allowed.
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from math import inf, nextafter
+from math import inf, isfinite, nextafter
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
@@ -195,6 +195,8 @@ def _within(bound: Any, inside: float) -> Any:
 def _is_misread(number: Any) -> bool:
     """Whether llguidance may read another number: it multiplies the digits, as a float, by a power of ten."""
     if isinstance(number, float):
+        if not isfinite(number):
+            return True
         _, digits, exponent = Decimal(repr(number)).as_tuple()
         return int("".join(map(str, digits))) > MAX_DIGITS or abs(int(exponent)) > MAX_POWER
     return type(number) is int and (abs(number) >= MAX_WHOLE or int(float(number)) != number)
