@@ -225,7 +225,8 @@ def biases(value: object) -> tuple[tuple[int, float], ...]:
         token, bias = integer("logit_bias: token id", pair[0], 0, MAX_INT32), pair[1]
         if token in bias_of:
             raise InvalidSamplingParams("logit_bias", f" holds token id {token} twice: every token has one bias")
-        if not isinstance(bias, Real) or isinstance(bias, bool) or not -MAX_BIAS <= bias <= MAX_BIAS:
+        is_number = isinstance(bias, Real) and not isinstance(bias, bool)
+        if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
             must = f"it must be a number from {-MAX_BIAS} to {MAX_BIAS}"
             raise InvalidSamplingParams("logit_bias", f": bias of token {token} is {shown(bias)}: {must}")
         bias_of[token] = float(bias)
