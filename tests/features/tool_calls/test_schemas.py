@@ -21,7 +21,7 @@ from nanoengine.models.names import DEMO
 
 EOS = 0
 TYPES = json.loads((Path(__file__).parent / "pydantic_types.json").read_text())
-"""Definitions of some classes; types of fields with values that are right or wrong; types that are refused, and by which words."""
+"""Definitions of some classes; types of fields with values that are right or wrong; types that are refused."""
 
 
 def whole(schema: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_properties_come_in_any_order_each_once(grammars: Grammars, is_open: boo
 
 def test_a_number_beyond_floats_is_refused_as_a_constant() -> None:
     """The JSON of tools may have one."""
-    with pytest.raises(InvalidSamplingParams, match="^tools: const has the number inf, which no grammar can hold"):
+    with pytest.raises(InvalidSamplingParams, match=r"^tools: const has the number inf, which no grammar can hold"):
         normalized_schema({"const": math.inf}, "tools")
 
 
