@@ -60,14 +60,12 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(params=["harmony", "qwen3_coder", "demo"])
-def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path) -> Iterator[Chats]:
+def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chats:
     """Those of the demo model in formats of each kind: its own template knows of no tools."""
-    own = llm.chats
     if request.param != "demo":
-        llm.chats = Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param))))
+        monkeypatch.setattr(llm, "chats", Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param)))))
         assert llm.chats.prompt([USER], TOOLS).format == BY_NAME[request.param]
-    yield llm.chats
-    llm.chats = own
+    return llm.chats
 
 
 def answers(llm: LLM, choice: Any, tools: Any = TOOLS, max_tokens: int = 250, **options: Any) -> list[Answer]:
@@ -175,16 +173,14 @@ def test_neither_can_be(tmp_path: Path) -> None:
     assert prompt_with(deaf, tmp_path).text == "How is it in Rome?"
 
 
-def test_a_prompt_may_begin_a_thought(tmp_path: Path) -> None:
+def test_a_prompt_may_begin_a_thought(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for end in ("<think>\n\n</think>\n\n", "", "<think>", "<think>\n"):
         template = f"{BASE}{{# </think> #}}{{{{ {end!r} }}}}"
         prompt = prompt_with(template, tmp_path, tools=TOOLS, tool_choice="required")
         assert (prompt.thinks, prompt.is_thinking) == (True, end in ("<think>", "<think>\n"))
-    with LLM(
-        str(tmp_path), use_tqdm=False, dtype="float32", device="cpu", max_model_len=1500, num_kv_blocks=200
-    ) as own:
-        outputs = own.chat([USER], SamplingParams(max_tokens=30, seed=2), tools=TOOLS, use_tqdm=False)
-        assert own.chats.read(outputs[0], TOOLS)[0].reasoning
+    monkeypatch.setattr(llm, "chats", Chats(HFTokenizer(tmp_path)))
+    outputs = llm.chat([USER], SamplingParams(max_tokens=30, seed=2), tools=TOOLS, use_tqdm=False)
+    assert llm.chats.read(outputs[0], TOOLS)[0].reasoning
 
 
 # ---- special tokens

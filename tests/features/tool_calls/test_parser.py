@@ -112,10 +112,7 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> None:
     said = [("weather", TOKYO), ("weather", {"city": "Rome"}), ("now", {}), ("weather", TOKYO)]
     text = written(name, *said, ("weather", {"city": "Oslo"}))
-    parser, ends = (
-        answer_parser(BY_NAME[name], NAMES, is_forced=True),
-        answer_parser(BY_NAME[name], NAMES, is_forced=True),
-    )
+    parser, ends = (answer_parser(BY_NAME[name], NAMES, is_forced=True) for _ in range(2))
     reasons = [ends.end(letter) for letter in text]
     end = 1 + reasons.index("repeated call")
     assert "Oslo" not in text[:end]
