@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from nanoengine import child_process
-from nanoengine.core.tokenizer import read_tokenizer
 from nanoengine.errors import EngineClosed, GrammarsUnavailable, InvalidSamplingParams
 from nanoengine.features.structured import compiler_client
 from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable, Verdict
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.models.names import DEMO
 from nanoengine.serve.server.errors import api_error_of
+from tests.features.structured.demo import demo_grammars
 
 STAND_IN = """
 import json, marshal, os, signal, sys, time
@@ -154,8 +153,7 @@ def test_a_process_that_cannot_be_started_is_nobodys_fault(stand_in: StandIn) ->
 
 @pytest.fixture
 def grammars() -> Iterator[Grammars]:
-    tokenizer = read_tokenizer(DEMO)
-    own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [0])
+    own = demo_grammars()
     yield own
     own.close()
 

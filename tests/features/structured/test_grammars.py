@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,14 @@ from tokenizers import AddedToken, models
 
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
-from nanoengine.features.speculation.drafter import until_end
 from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.grammars import LEAST_BYTES, Grammars
 from nanoengine.features.structured.mask_filling import GrammarPolicy
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.thought import Thought, ThoughtReader
 from nanoengine.models.names import DEMO
+from tests.features.structured.demo import EOS, accepts_all, demo_grammars
 
-EOS = 0
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
@@ -33,16 +31,11 @@ PERSON = {
 TAG = {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    tokenizer = read_tokenizer(DEMO)
-    return Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+grammars = pytest.fixture(scope="module")(demo_grammars)
 
 
 def accepts(grammars: Grammars, fields: dict[str, Any], text: str) -> bool:
-    """Whether a text may be said and ended."""
-    tokens = [*grammars.tokenizer.encode(text), EOS]
-    return grammars.matcher(StructuredOutputs(**fields)).validate_tokens(tokens) == len(tokens)
+    return accepts_all(grammars.matcher(StructuredOutputs(**fields)), grammars.tokenizer, text)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +154,8 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> 
     assert max(allowed) < known, "tokens without text"
 
 
-def test_no_draft_is_a_token_that_the_model_does_not_have(grammars: Grammars) -> None:
-    tokens = grammars.tokenizer.encode("import numpy")
-    seq = SimpleNamespace(stop_token_ids={EOS})
-    assert until_end([*tokens, EOS], seq, 4096) == tokens  # type: ignore[arg-type]
-    assert until_end([3, 4096, 5], seq, 4096) == [3]  # type: ignore[arg-type]
-
-
 def test_what_is_cached_takes_no_more_than_its_share() -> None:
-    tokenizer = read_tokenizer(DEMO)
-    own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+    own = demo_grammars()
     large = [StructuredOutputs(choice=tuple(f"choice {i} {n}" for i in range(500))) for n in range(4)]
     own.matcher(large[0])
     assert own.cache.size >= LEAST_BYTES
@@ -184,8 +169,7 @@ def test_what_is_cached_takes_no_more_than_its_share() -> None:
 
 def test_a_grammar_is_compiled_once_for_a_client_and_many_are_kept() -> None:
     """Another client, or the same with another salt, would learn by the time it takes what was asked for."""
-    tokenizer = read_tokenizer(DEMO)
-    own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+    own = demo_grammars()
     own.cache.most = 3 * LEAST_BYTES
     for text in "ababcbc":
         own.matcher(StructuredOutputs(regex=text), "one")

@@ -11,34 +11,24 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from nanoengine.core.tokenizer import read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.tool_calls.json_grammar import MAX_ITEMS
 from nanoengine.features.tool_calls.schemas import normalized_schema
-from nanoengine.models.names import DEMO
+from tests.features.structured.demo import accepts_all, demo_grammars
 
-EOS = 0
 TYPES = json.loads((Path(__file__).parent / "pydantic_types.json").read_text())
 """Definitions of some classes; types of fields with values that are right or wrong; types that are refused."""
 
 
 def whole(schema: dict[str, Any]) -> dict[str, Any]:
     """Of a model with one field of a type."""
-    return {
-        "$defs": TYPES["definitions"],
-        "properties": {"value": schema},
-        "required": ["value"],
-        "title": "M",
-        "type": "object",
-    }
+    fields = {"properties": {"value": schema}, "required": ["value"]}
+    return {"$defs": TYPES["definitions"], **fields, "title": "M", "type": "object"}
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    tokenizer = read_tokenizer(DEMO)
-    return Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+grammars = pytest.fixture(scope="module")(demo_grammars)
 
 
 @pytest.mark.parametrize("name", TYPES["accepted"])
@@ -47,8 +37,7 @@ def test_common_types_are_taken(grammars: Grammars, name: str) -> None:
     matcher = grammars.matcher(StructuredOutputs(json=whole(own["schema"])))
 
     def accepted(value: Any) -> bool:
-        tokens = [*grammars.tokenizer.encode(json.dumps({"value": value}, ensure_ascii=False)), EOS]
-        return matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+        return accepts_all(matcher, grammars.tokenizer, json.dumps({"value": value}, ensure_ascii=False))
 
     assert [value for value in own["right"] if not accepted(value)] == []
     assert [value for value in own["wrong"] if accepted(value)] == []
@@ -74,14 +63,14 @@ def test_properties_come_in_any_order_each_once(grammars: Grammars, is_open: boo
             StructuredOutputs(json=schema | ({"additionalProperties": True} if is_open else {}), **spaces)
         )
 
-        def accepted(members: list[str], matcher: LLMatcher = matcher) -> bool:
-            text = separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in members)
-            tokens = [*grammars.tokenizer.encode(f"{{{text}}}"), EOS]
-            return matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+        def written(members: list[str]) -> str:
+            return separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in members)
 
-        begun = separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in names)
-        tokens = grammars.tokenizer.encode(f"{{{begun}{separators[0]}")
-        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) == is_open, "no way leads on"
+        def accepted(members: list[str], matcher: LLMatcher = matcher) -> bool:
+            return accepts_all(matcher, grammars.tokenizer, f"{{{written(members)}}}")
+
+        tokens = grammars.tokenizer.encode(f"{{{written(names)}{separators[0]}")
+        assert (matcher.validate_tokens(tokens) == len(tokens)) == is_open, "no way leads on"
         for _ in range(5):
             members = [name for name in names if name in required or rng.random() < 0.5]
             rng.shuffle(members)
