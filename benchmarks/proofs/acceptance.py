@@ -85,7 +85,7 @@ class Acceptance:
         left = self._encode(text)
         while True:
             start = perf_counter()
-            [mask] = self.structured._fill([(constraint, [])])
+            [mask] = self.structured._fill([(constraint, ())])
             self.mask_us.append(1e6 * (perf_counter() - start))
             if constraint.error:
                 raise RuntimeError(constraint.error.splitlines()[0])

@@ -149,17 +149,17 @@ class GrammarPolicy(PolicyPart):
         samples: list[tuple[Sequence, tuple[int, ...]]] = [(seq, ()) for seq in step.decodes]
         samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
         rows: list[tuple[int, int]] = []
-        constrained: list[tuple[Constraint, list[int]]] = []
+        constrained: list[tuple[Constraint, tuple[int, ...]]] = []
         for seq, drafts in samples:
             constraint = self.constraints.get(seq)
             if constraint is not None and constraint.holds:
-                constrained.append((constraint, list(drafts)))
+                constrained.append((constraint, drafts))
                 rows.append((seq.row, 1 + len(drafts)))
         if constrained:
             masks = StepMasks(rows, self._filler.submit(self._fill, constrained))
             self._in_flight[step.number] = step.plan.extras[MASKS] = masks
 
-    def _fill(self, constrained: list[tuple[Constraint, list[int]]]) -> np.ndarray:
+    def _fill(self, constrained: list[tuple[Constraint, tuple[int, ...]]]) -> np.ndarray:
         """The masks of a step: for each constraint and its drafts, 1 + num_drafts rows of [words] int32."""
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
@@ -167,19 +167,18 @@ class GrammarPolicy(PolicyPart):
         words = self._num_words
         bits = np.zeros((firsts[-1], words), np.int32)
         target = bits.ctypes.data, 4 * words, len(bits)
-        equal: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}  # indices of constraints with equal masks
-        for index, (constraint, drafts) in enumerate(constrained):
-            equal.setdefault((constraint.state, tuple(drafts)), []).append(index)
-        distinct = [(*constrained[indices[0]], firsts[indices[0]]) for indices in equal.values()]
+        equal: dict[tuple[bytes, tuple[int, ...]], list[tuple[Constraint, int]]] = {}  # with their first masks
+        for (constraint, drafts), first in zip(constrained, firsts, strict=False):
+            equal.setdefault((constraint.state, drafts), []).append((constraint, first))
         plain: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
-        for constraint, drafts, first in distinct:
+        for (_, drafts), [(constraint, first), *_] in equal.items():
             mask = None if constraint.ahead is None else constraint.ahead.result()
             rows = bits[first : first + 1 + len(drafts)]
             if constraint.error or (constraint.is_long and constraint.fill_long(rows, drafts)):
                 continue
             if drafts:
-                drafted.append((constraint.matcher, first, drafts))
+                drafted.append((constraint.matcher, first, list(drafts)))
             elif mask is not None:
                 bits[first] = mask
             elif constraint.is_watched:  # alone, so that only its time is measured
@@ -192,19 +191,18 @@ class GrammarPolicy(PolicyPart):
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
         if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will show
-            for constraint, _, _ in distinct:
+            for [(constraint, _), *_] in equal.values():
                 constraint.is_watched = True
-        for indices, (constraint, drafts, first) in zip(equal.values(), distinct, strict=True):
+        for (_, drafts), [(constraint, first), *others] in equal.items():
             rows = bits[first : first + 1 + len(drafts)]
             if not constraint.is_long:
                 constraint.long_tokens()
             if constraint.error:  # beyond a limit; otherwise the mask would allow an end
                 rows[:] = 0
-            for index in indices[1:]:
-                other = constrained[index][0]
+            for other, at in others:
                 other.failure, other.is_long = constraint.error, constraint.is_long
                 other.is_watched = constraint.is_watched
-                bits[firsts[index] : firsts[index] + len(rows)] = rows
+                bits[at : at + len(rows)] = rows
         for (constraint, _), first in zip(constrained, firsts, strict=False):
             for token in () if constraint.error else constraint.also:
                 bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)

@@ -130,7 +130,7 @@ def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> 
     own = Grammars(tokenizer, known + more, [EOS])
     part, string = GrammarPolicy(own), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
     string.read(tokenizer.encode('"'))
-    [bits] = part._fill([(string, [])])
+    [bits] = part._fill([(string, ())])
     allowed = set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
     assert len(bits) * 32 >= known + more
     assert set(tokenizer.encode("ab")) <= allowed

@@ -236,40 +236,19 @@ def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
         llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)
 
 
-SMOLLM2 = DOWNLOADS["smollm2"].path
 QWEN = DOWNLOADS["smollm2"].path.with_name("qwen2.5-coder-0.5b-instruct.q4.gguf")
 
 
-@pytest.mark.parametrize("model", [QWEN, SMOLLM2], ids=["Qwen2.5-Coder", "SmolLM2"])
-def test_answers_of_small_models_end_if_forced_and_qwen_calls_by_itself(model: Path) -> None:
-    """Behind a forced call Qwen2.5 writes the end of a line, then its own end: without a blank there it would call for ever.
-    SmolLM2 would make the same call again and again. By itself Qwen2.5 writes the object alone, though its template asks for
-    marks.
-    """
-    if not model.is_file():
-        pytest.skip(f"{model.name} is not among the models that `nanoengine fetch` gets, or beside them")
+def test_qwen_calls_by_itself() -> None:
+    """It writes the object alone, though its template asks for marks."""
+    if not QWEN.is_file():
+        pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     weather = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": schema}}
-
-    def asked(*questions: str) -> list[list[dict[str, str]]]:
-        return [[{"role": "user", "content": own}] for own in questions]
-
-    with LLM(str(model), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
-        messages = asked("What time is it?", "Weather in Oslo and in Paris, please.")
-        params = SamplingParams(temperature=0, max_tokens=150)
-        forced = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
-        for output in forced:
-            [answer] = llm.chats.read(output, TOOLS, "required")
-            assert output.outputs[0].finish_reason == "stop"
-            assert answer.calls
-            assert not answer.text
-            assert len({(call.name, call.arguments) for call in answer.calls}) == len(answer.calls)
-        if model == QWEN:
-            messages, params = (
-                asked("How is the weather in Rome?", "Say hello."),
-                SamplingParams(temperature=0, max_tokens=24),
-            )
-            free = llm.chat(messages, params, tools=[weather], use_tqdm=False)
-            answers = [llm.chats.read(output, [weather])[0] for output in free]
-            told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
-            assert told == [(True, [{"city": "Rome"}]), (False, [])]
+    messages = [[{"role": "user", "content": own}] for own in ("How is the weather in Rome?", "Say hello.")]
+    with LLM(str(QWEN), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
+        params = SamplingParams(temperature=0, max_tokens=24)
+        free = llm.chat(messages, params, tools=[weather], use_tqdm=False)
+        answers = [llm.chats.read(output, [weather])[0] for output in free]
+        told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
+        assert told == [(True, [{"city": "Rome"}]), (False, [])]

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +21,7 @@ from nanoengine.features.tool_calls.values import MAX_LOOKS
 from tests.drawn import FAST
 from tests.features.tool_calls.conftest import Accepts
 from tests.features.tool_calls.test_parser import BY_NAME, calls_of, read, written
-from tests.features.tool_calls.test_values import schemas
-
-SCHEMAS = json.loads((Path(__file__).parent / "xml_schemas.json").read_text())
-"""Schemas of a value, with values that are right and texts that are wrong; schemas of arguments that are refused."""
+from tests.features.tool_calls.test_values import SCHEMAS, schemas
 
 
 def tools_of(parameters: Any) -> list[dict[str, Any]]:
