@@ -277,11 +277,7 @@ def test_failing_steps_end_whom_they_computed_and_nobody_reads_a_grammar_that_is
     options: dict[str, Any] = {"max_model_len": 200, "num_kv_blocks": 60, "use_tqdm": False, "device": "cpu"}
     options |= {"async_scheduling": asynchronous, "speculation": speculation, "max_num_seqs": 3}
     options["max_num_batched_tokens"] = 24
-
-    def settle(drafter: ForcedDrafts, seq: Any, num_drafts: int, num_accepted: int) -> None:
-        seen["accepted"] += num_accepted
-
-    monkeypatch.setattr(ForcedDrafts, "settle", settle)
+    monkeypatch.setattr(ForcedDrafts, "settle", lambda *counts: seen.update(accepted=counts[-1]))
     with LLM("demo", **options) as own:
         for seed in range(3):
             rng = random.Random(seed)
