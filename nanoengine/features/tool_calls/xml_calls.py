@@ -10,11 +10,12 @@ from nanoengine.features.tool_calls.delimiters import Delimiters, past_space
 from nanoengine.features.tool_calls.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.features.tool_calls.json_calls import CallReader, JsonEnd, Outcome
 from nanoengine.features.tool_calls.json_text import dumps
-from nanoengine.features.tool_calls.values import KINDS, Kinds, value_of
+from nanoengine.features.tool_calls.values import Kinds, value_of
 
 MAX_DELIMITER_CHARS = 600
 """Limit of a delimiter with the name in it."""
 
+NO_SCHEMA: Mapping[str, Any] = {}
 WORD = r"([^<>\n]{1,500}?)"
 
 
@@ -78,14 +79,9 @@ class XmlCalls(CallReader):
 
     def _kinds_of(self, key: str) -> frozenset[str]:
         """The types that an argument may have."""
-        schema = self.schemas.get(self.name or "", True)
-        if not isinstance(schema, Mapping):
-            return KINDS
-        properties = schema.get("properties")
-        property_schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return self._kinds.of(
-            schema.get("additionalProperties", True) if property_schema is None else property_schema, schema
-        )
+        schema = self.schemas.get(self.name or "", NO_SCHEMA)
+        properties, others = schema.get("properties"), schema.get("additionalProperties", True)
+        return self._kinds.of(properties.get(key, others) if isinstance(properties, Mapping) else others, schema)
 
 
 class XmlValue:
