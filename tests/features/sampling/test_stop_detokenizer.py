@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -186,7 +186,7 @@ WORDS: dict[str, tuple[decoders.Decoder | None, list[str]]] = {
 """Tokens of texts by decoder, those of a word or a character together; without one they are bytes."""
 
 
-@FAST
+@settings(FAST, max_examples=200)
 @given(st.sampled_from(sorted(WORDS)), st.randoms(use_true_random=False), st.sampled_from([0, 0, 0.02, 0.5]))
 def test_tokens_that_are_read_together_have_the_text_of_each_in_turn(
     kind: str, rng: random.Random, num_broken: float
