@@ -74,7 +74,7 @@ def test_behind_a_prompt_the_text_is_what_its_tokens_add(pieces: list[bytes | st
     def decode(ids: Sequence[int]) -> str:
         return decoder_of(pieces)(ids).removeprefix(" ")
 
-    cut = min(cut, len(pieces))
+    cut %= len(pieces) + 1
     for detokenizer in (Detokenizer(decode, range(cut)), StopDetokenizer(decode, prompt=range(cut))):
         for token in range(cut, len(pieces)):
             detokenizer.push(token)
