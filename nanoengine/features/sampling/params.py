@@ -193,8 +193,8 @@ def structured(value: object) -> Any:
         kind = import_module("nanoengine.features.structured.params").StructuredOutputs
         import_module("llguidance")
     except ModuleNotFoundError:  # this folder, or another that it needs, was deleted, or the package
-        must = "structured outputs are not installed: pip install llguidance"
-        raise InvalidSamplingParams("structured_outputs", f" is set, but {must}") from None
+        why = "structured outputs are not installed: pip install llguidance"
+        raise InvalidSamplingParams("structured_outputs", f" is set, but {why}") from None
     if isinstance(value, kind):
         return value
     names = [each.name for each in dataclasses.fields(kind) if each.init]
