@@ -127,6 +127,7 @@ def test_masks_that_cannot_be_filled_are_a_failed_step(asynchronous: bool, monke
         monkeypatch.setattr(part, "_fill", failing)
         with pytest.raises(StepFailed, match="no room for masks"):
             say(own, structured_outputs=YES)
+        assert part.is_idle
         monkeypatch.setattr(part, "_fill", fill)
         assert say(own, structured_outputs=YES) == expected
         assert not part.constraints
