@@ -40,12 +40,8 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "mscale": 1.0,
 ROTATIONS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 9000,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 9000},
     "yarn": YARN | {"beta_slow": 1, "truncate": True, "attention_factor": 1.0},
     "longrope": FACTORS | {"factor": 2.0},
     "proportional": {"partial_rotary_factor": 0.5, "factor": 1.0},

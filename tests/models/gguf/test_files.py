@@ -143,6 +143,6 @@ def test_blocks_stay_blocks_and_are_right(shape: str, tmp_path: Path) -> None:
         model = model_runner(llm).model
         mixers = [part.weight for mixer in model.mixers.values() for part in (mixer.in_proj, mixer.out_proj)]
         experts = (
-            [weights for layer in model.layers for weights in layer.mlp.experts.mixture.weights] if not mixers else []
+            [weights for layer in model.layers for weights in layer.mlp.mixture.weights] if not mixers else []
         )
         assert all(kind.name in weights.formats() for weights in mixers + experts)

@@ -266,7 +266,14 @@ def is_quantized(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def pack_folder(original: Path, folder: Path, form: Form, files: int = 1, seed: int = 0) -> Path:
+def pack_folder(
+    original: Path,
+    folder: Path,
+    form: Form,
+    files: int = 1,
+    seed: int = 0,
+    chosen: Callable[[str, Tensor], bool] = lambda name, _: is_quantized(name),
+) -> Path:
     """A folder with the linear layers of another one drawn anew, and stored in a format; `folder / "dense"` has the same numbers.
 
     The tensors of a layer are dealt out to that many files.
@@ -277,7 +284,7 @@ def pack_folder(original: Path, folder: Path, form: Form, files: int = 1, seed: 
     tensors = load_file(original / "model.safetensors")
     stored: Tensors = {}
     for name, tensor in list(tensors.items()):
-        if is_quantized(name):
+        if chosen(name, tensor):
             parts, tensors[name] = form.make(*tensor.shape)
             stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
         else:
