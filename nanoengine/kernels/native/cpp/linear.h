@@ -3,9 +3,8 @@
 #include "rows.h"
 #include "team.h"
 
-// For each of the first `panels` panels and each block of rows: use(panel, rows, first row, number of rows, what a thread keeps from
-// one to the next).
-template <class State, class T, class Use> static void for_panels(const Input<T>& input, int64_t kinds, size_t panels, Use use) {
+// For each of the first `panels` panels and each block of rows: use(panel, rows, first row, number of rows).
+template <class T, class Use> static void for_panels(const Input<T>& input, int64_t kinds, size_t panels, Use use) {
     const size_t at_once = row_block<T>(input.inputs), most = std::min(input.rows, at_once);
     const size_t block_count = round_up(input.rows, at_once) / at_once;
     Rows<T> blocks[] = {{kinds, input.inputs, most}, {kinds, input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
@@ -13,7 +12,6 @@ template <class State, class T, class Use> static void for_panels(const Input<T>
     const auto start = [&](size_t i) { return std::min(round_up(input.rows * i / block_count, AMX_ROWS), input.rows); };
     parallel([&](Member member) {
         const TileRegion region;
-        State state;
         for (size_t i = 0; i < block_count; i++) {
             Rows<T>& block = blocks[i % 2];
             const size_t first = start(i), count = start(i + 1) - first;  // blocks of about as many rows each
@@ -21,13 +19,13 @@ template <class State, class T, class Use> static void for_panels(const Input<T>
                 member.static_for(count, [&](size_t row) { block.take(input, first + row, row); });
                 member.barrier();
             }
-            member.static_for(panels, [&](size_t panel) { use(panel, block, first, count, state); });
+            member.static_for(panels, [&](size_t panel) { use(panel, block, first, count); });
         }
     });
 }
 
 template <class T, class Out> static void product_of(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
-    for_panels<std::nullptr_t>(input, weight.kinds, weight.panels, [&](size_t i, Rows<T>& block, size_t first, size_t count, std::nullptr_t) {
+    for_panels(input, weight.kinds, weight.panels, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);
         alignas(64) float sums[MOST_ROW_BLOCK<T>][PANEL], biases[PANEL] = {};
         for (int64_t c = 0; bias && c < panel.columns; c++) biases[c] = to_float(bias[panel.first + c]);
@@ -41,9 +39,9 @@ template <class T, class Out> static void product_of(const Input<T>& input, cons
 // The first half of W makes gates, the second, in as many panels with as many outputs each, the values that they gate.
 template <class T> static void gated_product_of(Activation activation, const Input<T>& input, const Weight& weight, T* out) {
     const size_t size = weight.outputs / 2, half = weight.panels / 2;
-    for_panels<GatedPanels<T>>(input, weight.kinds, half, [&](size_t i, Rows<T>& block, size_t first, size_t count, GatedPanels<T>& state) {
+    for_panels(input, weight.kinds, half, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);
-        state.multiply(block, {activation, nullptr, nullptr}, 0, count, panel, weight.panel(half + i), out + first * size + panel.first,
-                     size, input.rows * size * sizeof(T) > LARGE_OUTPUT);
+        multiply_gated(block, {activation, nullptr, nullptr}, 0, count, panel, weight.panel(half + i),
+                       out + first * size + panel.first, size, input.rows * size * sizeof(T) > LARGE_OUTPUT);
     });
 }

@@ -8,7 +8,7 @@
 #include "neon_blocks.h"
 #if defined(__AMX_BF16__) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
-#include "amx_vectors.h"
+#include "amx.h"
 #endif
 
 // Whether products of T are computed in tiles.
@@ -16,10 +16,7 @@
 template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
 #else
 constexpr int AMX_DEPTH = 0, AMX_ROWS = 1;
-struct TileRegion {};  // amx.h, like the next
-template <class Step> struct BesideTiles {
-    explicit BesideTiles(Step) {}
-};
+struct TileRegion {};  // amx.h
 template <class T> constexpr bool IN_TILES = false;
 #endif
 
@@ -123,8 +120,6 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
 #if defined(TILES_OF_AMX)
     if constexpr (IN_TILES<T>)
         if (depth % AMX_DEPTH == 0 && amx_allowed()) {
-            if (SOURCE == FROM_MEMORY && rows <= VECTOR_ROWS)
-                return vector_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add);
             amx_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add, SOURCE == FROM_MEMORY);
             return;
         }
