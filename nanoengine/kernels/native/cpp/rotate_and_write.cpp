@@ -1,10 +1,10 @@
 // What happens to q, k and v of new tokens between their projection and attention: norms and rotation of the heads of q and k,
 // and the write of K and V into the cache. Norms, rotation and q may each be missing.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 #include "calls.h"
 #include "kv_int8.h"
+#include "norm.h"
 #include "team.h"
 
 namespace {
@@ -19,15 +19,7 @@ void norm_and_rotate(const T* x, const float* weight, float eps, const float* co
         return;
     }
     const size_t half = head_dim / 2;
-    float scale = 1.0f;
-    if (weight) {
-        Floats squares{};
-        for (size_t i = 0; i < head_dim; i += LANES) {
-            const Floats value = load_floats(x + i);
-            squares += value * value;
-        }
-        scale = 1.0f / std::sqrt(sum(squares) / head_dim + eps);
-    }
+    const float scale = weight ? inverse_rms<T>(x, nullptr, head_dim, eps) : 1.0f;
     for (size_t i = 0; i < half; i += LANES) {
         Floats first = load_floats(x + i), second = load_floats(x + half + i);
         if (weight) {
