@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import FilteredLogits
-from nanoengine.kernels.operations import Kernels, Mixture, Norm
+from nanoengine.kernels.operations import Around, Kernels, Mixture
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.kernels.reference.filters import filter_tokens
 from nanoengine.kernels.reference.gates import GATES, gated
@@ -63,21 +64,13 @@ class TorchKernels(Kernels):
         return gated(both, activation)
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, DenseWeight)
-        factors, total = self.normed(x, norm, residual)
-        out = F.linear(factors, weight.tensor, bias)
+        factors, total = self.normed(x, around.get("norm"), around.get("residual"))
+        out, activation = F.linear(factors, weight.tensor, bias), around.get("activation")
         out = out if activation is None else gated(out, activation)
-        return out.to(dtype or x.dtype), total
+        return out.to(around.get("dtype") or x.dtype), total
 
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
         gate, up, down = dense_matrices(mixture)

@@ -17,11 +17,10 @@ from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, ro
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.native.c_functions import recorded_calls, signatures
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.operations import ExpertBiases, Mixture, Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
+from tests.kernels.marks import needs_kernels
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
 
@@ -297,7 +296,7 @@ def spoil_all() -> int:
     return count
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@needs_kernels
 @pytest.mark.parametrize(
     ("name", "which", "place", "number"),
     [
@@ -325,7 +324,7 @@ def test_numbers_that_lead_outside_of_a_tensor_are_refused(name: str, which: str
         call(**tensors)
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@needs_kernels
 def test_no_c_function_is_given_what_it_would_read_wrongly_even_without_assertions() -> None:
     code = "from tests.kernels.native.test_addresses import check_all; print('checked', check_all())"
     found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)

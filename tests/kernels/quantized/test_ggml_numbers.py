@@ -13,22 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.native.weights import dequantized
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.ggml_numbers import FLOATS, PIECE, SIZES, dequantize
-
-HALVES = {
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-}
-HALVES |= {"MXFP4": (), "NVFP4": (), "IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,)}
-"""Where the float16 are in a block, if not one in its first two bytes."""
+from tests.kernels.marks import needs_kernels
+from tests.kernels.quantized_matrices import HALVES
 
 KINDS = [kind for kind in SIZES if kind not in FLOATS]
 
@@ -40,8 +29,6 @@ def native(data: torch.Tensor, kind: str, shape: Sequence[int], dtype: torch.dty
     return dequantized(blocks, dtype).view(*shape)
 
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 in_both_ways = pytest.mark.parametrize(
     "numbers", [pytest.param(dequantize, id="package"), pytest.param(native, id="native", marks=needs_kernels)]
 )
@@ -112,13 +99,20 @@ def test_pieces_join_without_a_seam(kind: str, more: int, numbers: Numbers) -> N
     assert same_bits(ours[0], expected(kind, blocks))
 
 
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        (dequantize, torch.bfloat16),
+        (dequantize, torch.float16),
+        pytest.param(native, torch.bfloat16, marks=needs_kernels),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_dtypes_are_the_float32_rounded_once(kind: str, dtype: torch.dtype) -> None:
+def test_other_dtypes_are_the_float32_rounded_once(kind: str, numbers: Numbers, dtype: torch.dtype) -> None:
     data = torch.from_numpy(random_blocks(kind, 64, 3)).flatten()
     shape = (64, SIZES[kind][0])
-    found, numbers = dequantize(data, kind, shape, dtype), dequantize(data, kind, shape).to(dtype)
-    assert torch.equal(found.nan_to_num(7), numbers.nan_to_num(7))
+    found, right = numbers(data, kind, shape, dtype), numbers(data, kind, shape).to(dtype)
+    assert torch.equal(found.nan_to_num(7), right.nan_to_num(7))
 
 
 @pytest.mark.parametrize("kind", FLOATS)
