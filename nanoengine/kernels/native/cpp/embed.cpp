@@ -1,7 +1,7 @@
 // Rows of a weight in panels, back as numbers: some, for embeddings, or all.
 #include <algorithm>
 #include "calls.h"
-#include "factor_rows.h"
+#include "float_product.h"
 #include "team.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // A mixture of experts. Every choice of an expert by a row of x is a row of that expert's products: choices are sorted by expert,
 // and the rows of an expert are one product, so that its weights are read once.
 #pragma once
-#include "rows.h"
+#include "panel_product.h"
 #include "team.h"
 #include <functional>
 #include <span>

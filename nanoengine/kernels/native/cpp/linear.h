@@ -1,6 +1,6 @@
 // Linear layers, with a norm before them and a gate behind them where there are some.
 #pragma once
-#include "rows.h"
+#include "panel_product.h"
 #include "team.h"
 
 // For each of the first `panels` panels and each block of rows: use(panel, rows, first row, number of rows).

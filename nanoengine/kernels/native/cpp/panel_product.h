@@ -1,6 +1,7 @@
-// Some rows of an input, in each way in which the panels of a weight want them, and their products with panels of any format.
+// The product of some rows of an input and panels of any format: each format takes rows as floats (float_product.h), or rounded
+// (quantized_product.h).
 #pragma once
-#include "factor_rows.h"
+#include "float_product.h"
 
 template <class T> class Rows {
     int64_t kinds;

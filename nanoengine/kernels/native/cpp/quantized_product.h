@@ -1,6 +1,6 @@
-// Rows of an input times quantized panels (Q4_0 to Q8_0, Q2_K to Q6_K, IQ, int8), in whole numbers.
+// The product of quantized weights (Q4_0 to Q8_0, Q2_K to Q6_K, IQ, int8) and quantized activations, in whole numbers.
 //
-// Activations are rounded to 8 bits, or to 16 in two parts (bytes.h); 16 of them, half a cell, share a scale: with 32 they
+// Activations, the rows of an input, are rounded to 8 bits, or to 16 in two parts (bytes.h); 16 of them, half a cell, share a scale: with 32 they
 // would lose twice as much. A half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero)
 // + minimum and x = s * q, where q of two parts is LOW * first + second,
 //
