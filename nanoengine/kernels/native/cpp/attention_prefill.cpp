@@ -140,36 +140,6 @@ private:
     }
 };
 
-template <class T, class S>
-void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_tables, size_t table_stride,
-                    const int32_t* query_start, const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv,
-                    const AttentionSpec& spec) {
-    const size_t group = q_heads / kv.heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
-    std::vector<Work> works;
-    for (size_t sequence = 0; sequence < sequences; sequence++) {
-        const size_t count = query_start[sequence + 1] - query_start[sequence];
-        for (size_t first = 0; first < count; first += queries)
-            for (size_t head = 0; head < kv.heads; head++)
-                works.push_back({sequence, head, first, std::min(count, first + queries)});
-    }
-    // The longest first: the last ones should be short.
-    auto history = [&](size_t sequence) -> size_t { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
-    auto sees = [&](const Work& work) {
-        return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
-    };
-    std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
-    std::atomic<size_t> next{0};
-    parallel([&](Member member) {
-        const TileRegion region;
-        Scratch<S> scratch(queries * group, kv.head_dim);
-        member.dynamic_for(next, works.size(), 1, [&](size_t i) {
-            const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
-            Prefill<T, S>{q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
-                          spec, scratch, out + start}.attend();
-        });
-    });
-}
-
 }  // namespace
 
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride].
@@ -178,10 +148,31 @@ extern "C" void attention_prefill(int dtype, int cache_dtype, const void* q, con
                                   size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                   size_t block_stride, float scale, float soft_cap, int64_t window, const float* sinks) {
     const AttentionSpec spec{scale, soft_cap, window, sinks};
+    const size_t group = q_heads / kv_heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
+    const auto count_of = [&](size_t sequence) -> size_t { return query_start[sequence + 1] - query_start[sequence]; };
+    const auto history = [&](size_t sequence) { return seq_lens[sequence] - count_of(sequence); };
+    std::vector<Work> works;
+    for (size_t sequence = 0; sequence < sequences; sequence++)
+        for (size_t first = 0; first < count_of(sequence); first += queries)
+            for (size_t head = 0; head < kv_heads; head++)
+                works.push_back({sequence, head, first, std::min(count_of(sequence), first + queries)});
+    // The longest first: the last ones should be short.
+    const auto sees = [&](const Work& work) {
+        return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
+    };
+    std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
+    std::atomic<size_t> next{0};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
-        prefill((const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, (T*)out,
-                sequences, q_heads, kv, spec);
+        parallel([&](Member member) {
+            const TileRegion region;
+            Scratch<S> scratch(queries * group, head_dim);
+            member.dynamic_for(next, works.size(), 1, [&](size_t i) {
+                const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * head_dim;
+                Prefill<T, S>{(const T*)q + start, (const S*)k_cache, (const S*)v_cache, block_tables + sequence * table_stride, works[i],
+                              history(sequence), q_heads, kv, spec, scratch, (T*)out + start}.attend();
+            });
+        });
     });
 }
 RECORDABLE(attention_prefill)
