@@ -50,13 +50,11 @@ class NativeAndTriton(Capability):
     def dtype(self, startup: Startup) -> torch.dtype:
         requested, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
         is_open = requested == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
+        is_open &= checkpoint != "float32"
         # On a CPU these kernels multiply 16 bits faster than 32, also where torch does not; of these they know bfloat16.
-        if is_open and checkpoint != "float32" and self._are_native(startup):
+        if is_open and unsupported_reason(device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None:
             return torch.bfloat16
         return choose_dtype(requested, checkpoint, device)
-
-    def _are_native(self, startup: Startup) -> bool:
-        return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
     def kernels(self, startup: Startup) -> CoreKernels:
         kernel_options, device = startup.config.of(KernelOptions), startup.device.torch_device
