@@ -63,16 +63,17 @@ def find_compiler() -> str:
     raise CannotCompile(f"no C++ compiler ({', '.join(names)}) is installed")
 
 
-def compile_library(
-    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
-) -> Path:
+def compile_library(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
     """Compile every .cpp in `sources` into one library, and keep it below `folder`; if it is there, do nothing.
+
+    Args:
+        flags: of the compiler, which takes them when it links, too.
 
     Raises:
         CannotCompile: the compiler failed.
     """
     sources, folder = sources.absolute(), folder.absolute()
-    library = cached_library(sources, compiler, flags, folder, link)
+    library = cached_library(sources, compiler, flags, folder)
     if is_safe(library):
         return library
     try:
@@ -94,7 +95,7 @@ def compile_library(
             compiler, {path.name: (*flags, "-c", str(path), "-o", objects[path]) for path in largest_first}, workplace
         )
         made = workplace / library.name
-        _run_all(compiler, {library.name: (*flags, *link, *sorted(objects.values()), "-o", str(made))}, workplace)
+        _run_all(compiler, {library.name: (*flags, "-shared", *sorted(objects.values()), "-o", str(made))}, workplace)
         made.chmod(0o755)
         with open(made, "rb") as file:
             os.fsync(file.fileno())  # one that was cut off would kill whoever loads it
@@ -113,11 +114,9 @@ def is_safe(library: Path) -> bool:
     return all(entry.st_uid in (os.geteuid(), 0) and not entry.st_mode & OTHERS_MAY_WRITE for entry in entries)
 
 
-def cached_library(
-    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
-) -> Path:
+def cached_library(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
     """Where `compile_library` keeps the library, be it there or not."""
-    return folder / _fingerprint(sources, compiler, (*flags, *link)) / LIBRARY
+    return folder / _fingerprint(sources, compiler, (*flags, "-shared")) / LIBRARY
 
 
 def _run_all(compiler: str, commands: dict[str, tuple[str, ...]], folder: Path) -> None:
