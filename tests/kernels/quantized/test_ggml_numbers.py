@@ -20,6 +20,8 @@ from tests.kernels.marks import needs_kernels
 from tests.kernels.quantized_matrices import HALVES
 
 KINDS = [kind for kind in SIZES if kind not in FLOATS]
+OF_EACH_SIZE = ("Q5_1", "NVFP4", "Q4_K")
+"""One for each number of values in a block."""
 
 Numbers = Callable[..., torch.Tensor]
 
@@ -88,13 +90,12 @@ def test_a_scale_that_is_no_number_gives_none(numbers: Numbers, dtype: torch.dty
     assert ours[1].isnan().all()
 
 
-@in_both_ways
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_EACH_SIZE)
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_pieces_join_without_a_seam(kind: str, more: int, numbers: Numbers) -> None:
+def test_pieces_join_without_a_seam(kind: str, more: int) -> None:
     count = 2 * PIECE // SIZES[kind][0] + more
     blocks = random_blocks(kind, count, more + 1)
-    ours = numbers(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]))
+    ours = dequantize(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]))
     assert ours.shape == (1, count, SIZES[kind][0])
     assert same_bits(ours[0], expected(kind, blocks))
 
@@ -107,7 +108,7 @@ def test_pieces_join_without_a_seam(kind: str, more: int, numbers: Numbers) -> N
         pytest.param(native, torch.bfloat16, marks=needs_kernels),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_EACH_SIZE)
 def test_other_dtypes_are_the_float32_rounded_once(kind: str, numbers: Numbers, dtype: torch.dtype) -> None:
     data = torch.from_numpy(random_blocks(kind, 64, 3)).flatten()
     shape = (64, SIZES[kind][0])
