@@ -79,11 +79,11 @@ WITH_TILES = ("Rows<", "Decode<", "attention_prefill", "dequantize_cells<")
 """The same, of what differs on CPUs with AMX."""
 
 LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
-LIMITS |= dict.fromkeys(("short_conv", "gated_norm", "sigmoid_gate"), (1 / 16, 1 / 10))
+LIMITS |= dict.fromkeys(("short_conv", "rms_norm", "gated_norm", "sigmoid_gate"), (1 / 16, 1 / 10))
 """Parts of names of functions -> how many of an inner loop's instructions may store to the stack, and load from it.
 
 Quantized numbers are put together in registers that some of the sums then lack. AVX2 has too few for the constants of gates.
-In layers with states, ends of rows that fill no vector go through the stack, and so do the taps of a convolution.
+In norms and layers with states, ends of rows that fill no vector go through the stack, and so do the taps of a convolution.
 """
 
 
