@@ -312,5 +312,5 @@ def test_numbers_that_lead_outside_of_a_tensor_are_refused(name: str, which: str
     [(call, tensors)] = [(call, tensors) for own, call, tensors in calls() if own == name]
     call(**tensors)
     tensors[which][place] = number
-    with pytest.raises(WrongTensor):
+    with pytest.raises(WrongTensor, match="none of"):
         call(**tensors)
