@@ -49,8 +49,8 @@ class NativeAndTriton(Capability):
 
     def dtype(self, startup: Startup) -> torch.dtype:
         requested, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
-        is_open = requested == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
-        is_open &= checkpoint != "float32"
+        kernels = startup.config.of(KernelOptions).kernels
+        is_open = requested == "auto" and checkpoint != "float32" and kernels in ("auto", "native")
         # On a CPU these kernels multiply 16 bits faster than 32, also where torch does not; of these they know bfloat16.
         if is_open and unsupported_reason(device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None:
             return torch.bfloat16
