@@ -13,7 +13,7 @@ from nanoengine.kernels.native.weights import BLOCKS, NativeWeight
 from nanoengine.kernels.operations import Weight
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
-from tests.kernels.formulas import new_weight, random, weight_of
+from tests.kernels.formulas import all_rows, new_weight, random, weight_of
 from tests.kernels.marks import needs_kernels
 from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 
@@ -30,10 +30,6 @@ def exact() -> NativeKernels:
 @pytest.fixture(scope="module")
 def fast() -> NativeKernels:
     return NativeKernels()
-
-
-def all_rows(kernels: NativeKernels, weight: Weight) -> Tensor:
-    return kernels.embed(torch.arange(weight.shape[0]), weight)
 
 
 @each_kind
