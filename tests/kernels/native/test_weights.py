@@ -43,18 +43,6 @@ def test_zeros_and_next_to_nothing_make_zeros(exact: NativeKernels, fast: Native
         assert (kernels.linear(torch.zeros(5, 256), weight, None) == 0).all()
 
 
-@each_kind
-def test_bfloat16_is_nearer_to_exact_products_than_8_bits(form: Format) -> None:
-    source, x = drawn(form, 96, 512), random(7, 512, dtype=torch.bfloat16)
-    exact = x.double() @ source.dequantize(torch.float32).double().T
-
-    def error(name: str) -> float:
-        kernels = NativeKernels(activation_dtype=name)
-        return (kernels.logits(x, weight_from(kernels, source, dtype=torch.bfloat16)) - exact).norm().item()
-
-    assert error("bfloat16") < error("int8")
-
-
 # ---- weights of several parts
 
 

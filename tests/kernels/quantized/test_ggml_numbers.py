@@ -70,17 +70,6 @@ def test_random_blocks_are_those_of_the_reference_to_the_bit(
 
 
 @in_both_ways
-def test_every_half_is_a_scale(numbers: Numbers) -> None:
-    halves = np.arange(0x10000, dtype=np.uint16)
-    finite = halves[halves & 0x7C00 != 0x7C00]
-    blocks = np.zeros((len(finite), 34), np.uint8)
-    blocks[:, :2] = finite[:, None].view(np.uint8)
-    blocks[:, 2:] = 1
-    ours = numbers(torch.from_numpy(blocks).flatten(), "Q8_0", (len(finite), 32))
-    assert same_bits(ours, expected("Q8_0", blocks))
-
-
-@in_both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scale_that_is_no_number_gives_none(numbers: Numbers, dtype: torch.dtype) -> None:
     blocks = torch.full((2, 34), 1, dtype=torch.uint8)
