@@ -103,7 +103,7 @@ def _of_several(endpoint: Endpoint) -> Endpoint:
 ENDPOINTS = (
     *map(_of_several, (*of_one.ENDPOINTS, of_one.VIEW)),
     # llama.cpp's router
-    Endpoint("GET", "/models", listing.models, "The same as /v1/models"),
-    Endpoint("POST", "/models/load", operations.load_model, "Load a model", access=Access.ADMIN),
-    Endpoint("POST", "/models/unload", operations.unload_model, "Unload a model without requests", access=Access.ADMIN),
+    Endpoint("GET", "/models", listing.models),
+    Endpoint("POST", "/models/load", operations.load_model, access=Access.ADMIN),
+    Endpoint("POST", "/models/unload", operations.unload_model, access=Access.ADMIN),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -56,6 +57,7 @@ CUT_OFF = "the server is shutting down, and the answer is not whole: ask again"
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
 
+@dataclass(eq=False)
 class APIError(NanoEngineError):
     """An error response.
 
@@ -67,21 +69,15 @@ class APIError(NanoEngineError):
         code: for programs, one of OpenAI's or Anthropic's; None: the status.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        code: str | None = None,
-    ):
-        message = LONG_WORD.sub(r"\1 ... \2", message)
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.headers = headers
-        self.code = code
+    status: int
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] | None = None
+    code: str | None = None
+
+    def __post_init__(self) -> None:
+        self.message = LONG_WORD.sub(r"\1 ... \2", self.message)
+        super().__init__(self.message)
 
     def table(self, path: str = "") -> dict[str, Any]:
         """The JSON of the error, for a client of a path."""
@@ -120,10 +116,8 @@ def api_error_of(error: BaseException) -> APIError:
         error = error.__cause__
     if isinstance(error, USER_ERRORS):
         default = "prompt" if isinstance(error, InvalidPrompt) else ""
-        field, code = (
-            re.match(r"\w+", default if error.field is None else error.field),
-            TOO_LONG if isinstance(error, PromptTooLong) else None,
-        )
+        field = re.match(r"\w+", default if error.field is None else error.field)
+        code = TOO_LONG if isinstance(error, PromptTooLong) else None
         return APIError(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
         return APIError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))

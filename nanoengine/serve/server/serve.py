@@ -155,9 +155,8 @@ def _socket(config: ServerConfig) -> socket.socket:
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((config.host, config.port))
-        bound.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
-        )  # until it listens: others that bind it must fail now
+        # Until it listens: others that bind it must fail now.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return bound
     except (OSError, TypeError, ValueError) as error:  # of what is no name of a host, Python says the others
         raise _cannot_listen(config, error) from error

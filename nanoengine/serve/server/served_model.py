@@ -152,12 +152,12 @@ class ServedModel:
             **({} if num_thought is None else {"completion_tokens_details": {"reasoning_tokens": num_thought}}),
         }
 
-    async def params(self, request: Generation, **values: Any) -> SamplingParams:
-        """The sampling parameters of each prompt. Arguments and errors as for `sampling_params`."""
-        values |= {"max_model_len": self.max_model_len, "max_n": self.config.max_n}
-        make = partial(sampling_params, defaults=self.defaults, **values)
+    async def params(self, request: Generation) -> SamplingParams:
+        """The sampling parameters of each prompt. Raises as `sampling_params`."""
+        max_model_len, max_n = self.max_model_len, self.config.max_n
+        make = partial(sampling_params, defaults=self.defaults, max_model_len=max_model_len, max_n=max_n)
         slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
-        with named_as_sent(request, values.get("names", {})):
+        with named_as_sent(request):
             return await self.make(make, request, slow=slow)
 
     @cached_property

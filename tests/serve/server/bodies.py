@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from nanoengine.serve.server.apis import llama_cpp
 from nanoengine.serve.server.apis.ollama import chat as ollama
 from nanoengine.serve.server.apis.openai import responses
 from nanoengine.serve.server.bodies import protocol
+from tests.outside import fields_in
 from tests.serve.server.interface import Call, Result
 from tests.serve.server.interfaces import CHAT, MESSAGES, RESPONSES
 
@@ -80,3 +82,13 @@ DOORS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/detokenize": (protocol.DetokenizeRequest, {"tokens": [1]}),
     "/abort_requests": (protocol.AbortRequest, {"request_ids": ["a"]}),
 }
+
+
+def positions(kind: type[msgspec.Struct], body: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
+    """A body, each field in it at any depth, and each field that it may have: its name, what is there, and a function that
+    returns a body with another value there."""
+    yield "", body, lambda value: value
+    yield from fields_in(body)
+    for name in kind.__struct_fields__:
+        if name not in body:
+            yield name, None, lambda value, name=name: {**body, name: value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -50,6 +51,12 @@ HERMES = (
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_prompts": 8, "max_n": 4, "max_stop_strings": 4}
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio, as the server does."""
+    return "asyncio"
+
+
 @pytest.fixture
 def processes() -> Iterator[list[Any]]:
     """Servers in processes of their own; those that run are killed at the end."""
@@ -81,9 +88,8 @@ def make_server(tokenizer_folder: Path) -> Iterator[MakeServer]:
 @pytest.fixture(scope="session")
 def parrot(tokenizer_folder: Path) -> Iterator[Server]:
     """A server of that toy, shared by the tests that leave it as they found it."""
-    server = Server(build(tokenizer_folder), "parrot", **LIMITS)
-    yield server
-    server.close()
+    with closing(Server(build(tokenizer_folder), "parrot", **LIMITS)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -95,18 +101,21 @@ def hermes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hermes(hermes_folder: Path) -> Iterator[Server]:
     """A server of that toy, shared likewise."""
-    server = Server(build(hermes_folder, max_model_len=4096), "hermes")
-    yield server
-    server.close()
+    with closing(Server(build(hermes_folder, max_model_len=4096), "hermes")) as server:
+        yield server
+
+
+def demo_server(options: dict[str, Any], **config: Any) -> Server:
+    """A server of the bundled model in float32; options of the engine, and of the server."""
+    of_engine = read_config("demo", {"dtype": "float32", "device": "cpu", "scheduling_policy": "mixed"} | options)
+    return Server(build_engine(of_engine, use_tqdm=False), "demo", **config)
 
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    """A server of the bundled model in float32, shared likewise."""
-    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 600, "scheduling_policy": "mixed"}
-    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo", **LIMITS)
-    yield server
-    server.close()
+    """One, shared likewise."""
+    with closing(demo_server({"num_kv_blocks": 600}, **LIMITS)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
+
+import pytest
 
 from tests.serve.server.events import choices_of
 from tests.serve.server.interface import (
@@ -334,3 +337,10 @@ class Ollama(Interface):
 
 
 CHAT, MESSAGES, RESPONSES, OLLAMA = INTERFACES = Chat(), Messages(), Responses(), Ollama()
+
+
+def each_way(names: Iterable[str]) -> Any:
+    """Each name with a chat, which has code for itself, and with one of the interfaces that have theirs in common."""
+    names = list(names)
+    pairs = [*zip(itertools.repeat(CHAT), names), *zip(itertools.cycle(INTERFACES[1:]), names)]
+    return [pytest.param(talk, name, id=f"{type(talk).__name__}-{name}") for talk, name in pairs]

@@ -84,10 +84,9 @@ class Server:
         self.gate = StepGate(built.engine)
         self.serving = ServedModel(lambda: built, ServerConfig(**config), name)
         self.serving.metrics_text.seconds = 0
-        self._socket = socket.socket(
-            socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-        )  # named: asyncio then sends
-        self._socket.bind(("127.0.0.1", 0))  # small segments at once
+        # With the protocol named, asyncio sends small segments at once.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind(("127.0.0.1", 0))
         self._socket.listen(1024)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.serve.server.events import blocks_of
 from tests.serve.server.running import Answer
 
 
@@ -12,13 +13,8 @@ def typed_events(answer: Answer) -> list[dict[str, Any]]:
     """Server-sent events that say twice what they are; those without data are left out."""
     assert answer.status == 200, answer.body
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *blocks, rest = answer.body.decode().split("\n\n")
-    assert rest == ""
     events = []
-    for block in blocks:
-        if block.startswith(":"):
-            continue
-        name, data = block.split("\n")
+    for name, data in blocks_of(answer.body):
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from nanoengine.builder import build_engine, read_config
 from nanoengine.models.names import DEMO
 from tests.features.lora.written import linear_layers, write_adapter
-from tests.serve.server.conftest import MakeServer
+from tests.serve.server.conftest import MakeServer, demo_server
 from tests.serve.server.events import text_of
 from tests.serve.server.running import Answer, Server
 
@@ -25,13 +25,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def server(folders: list[Path]) -> Iterator[Server]:
-    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 100, "enable_lora": True, "max_loras": 3}
-    options |= {"lora_modules": [f"first={folders[0]}"]}
-    own = Server(
-        build_engine(read_config("demo", options), use_tqdm=False), "demo", admin_key="admin", api_key=("key",)
-    )
-    yield own
-    own.close()
+    options = {"num_kv_blocks": 100, "enable_lora": True, "max_loras": 3, "lora_modules": [f"first={folders[0]}"]}
+    with closing(demo_server(options, admin_key="admin", api_key=("key",))) as own:
+        yield own
 
 
 ADMIN, USER = ({"authorization": f"Bearer {key}"} for key in ("admin", "key"))

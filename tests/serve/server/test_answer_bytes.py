@@ -9,7 +9,7 @@ import pytest
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.server.admission.answer_bytes import answer_bytes
-from tests.serve.server.conftest import MakeServer
+from tests.serve.server.running import Server
 
 TEXT = "a\u0001\U0001f99c" * 20
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -31,17 +31,16 @@ FRAME = 2000
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
 def test_no_answer_is_longer_than_was_thought(
-    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    parrot: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    server, sizes = make_server(), []
-    hold = server.serving.admission.answers.hold
+    sizes, hold = [], parrot.serving.admission.answers.hold
 
     def noted(client: str, size: int = 0) -> Any:
         sizes.append(size)
         return hold(client, size)
 
-    monkeypatch.setattr(server.serving.admission.answers, "hold", noted)
-    answer = server.post(path, {**body, "ignore_eos": True})
+    monkeypatch.setattr(parrot.serving.admission.answers, "hold", noted)
+    answer = parrot.post(path, {**body, "ignore_eos": True})
     assert answer.status == 200, answer.body
     assert sizes
     assert len(answer.body) <= sizes[0] + FRAME * len(answer.json["choices"])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
 import re
-from typing import Any
 
 import pytest
 
-from tests.outside import fields_in
-from tests.serve.aio.toys import PATIENCE
-from tests.serve.server.bodies import DOORS
-from tests.serve.server.running import JSON, Server
+from tests.serve.server.bodies import DOORS, positions
+from tests.serve.server.running import Server
 
 NUM_DRAWN = int(os.environ.get("NANOENGINE_NUM_BODIES", "60"))
 """Bodies for a path; a search takes more of them."""
@@ -40,23 +36,17 @@ VALUES = [
 
 @pytest.mark.parametrize("path", DOORS)
 def test_any_value_in_a_body_is_answered(demo: Server, path: str) -> None:
-    kind, base = DOORS[path]
-    shapes: list[Any] = [HOLE, *(replaced(HOLE) for _, _, replaced in fields_in(base))]
-    shapes += [{**base, name: HOLE} for name in kind.__struct_fields__ if name not in base]
-    bodies = [json.dumps(own).encode().replace(json.dumps(HOLE).encode(), value) for own in shapes for value in VALUES]
-    path = path.partition("#")[0]
-    connection = http.client.HTTPConnection(*demo.address, timeout=PATIENCE)
+    shapes = [json.dumps(replaced(HOLE)).encode() for _, _, replaced in positions(*DOORS[path])]
+    bodies = [own.replace(json.dumps(HOLE).encode(), value) for own in shapes for value in VALUES]
+    base, path = json.dumps(DOORS[path][1]).encode(), path.partition("#")[0]
     wrong, statuses = [], []
     drawn = random.Random(path).sample(bodies, min(NUM_DRAWN, len(bodies)))
-    for body in [json.dumps(base).encode(), *(own for own in drawn if not NO_LIMIT.search(own))]:
-        connection.request("POST", path, body, JSON)
-        answer = connection.getresponse()
-        text = answer.read()
+    for body in [base, *(own for own in drawn if not NO_LIMIT.search(own))]:
+        answer = demo.post(path, body)
         statuses.append(answer.status)
-        repeats = answer.status >= 400 and any(sign * 100 in text for sign in (b"y", b"1"))
-        if answer.status >= 500 or b"an error of its own" in text or repeats:
-            wrong.append(f"{body[:400]!r}: {answer.status} {text[:80]!r}")
-    connection.close()
+        repeats = answer.status >= 400 and any(sign * 100 in answer.body for sign in (b"y", b"1"))
+        if answer.status >= 500 or b"an error of its own" in answer.body or repeats:
+            wrong.append(f"{body[:400]!r}: {answer.status} {answer.body[:80]!r}")
     assert wrong == []
     assert statuses[0] == 200, "the request without any other value"
     assert demo.complete("a", max_tokens=1).status == 200

@@ -3,6 +3,7 @@ that says what is wrong, soon."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -32,12 +33,13 @@ def test_any_value_is_taken_or_named(way: str, tmp_path: Path, capsys: pytest.Ca
     parser, found = Parser(prog="serve"), []
     add_arguments(parser)
     texts, arguments = WAYS[way]
+    files = (tmp_path / f"{number}.toml" for number in itertools.count())  # to write over one waits for the disk
     names = [action.option_strings[0][2:] for action in parser._actions if action.option_strings and action.nargs != 0]
     assert len(names) > 70
     for name in names:
         for text in random.Random(name).sample(texts, 8):
             try:
-                line = arguments(tmp_path / "own.toml", name, text)
+                line = arguments(next(files), name, text)
                 named_plugins(line)
                 options, _ = configs(parser.parse_args(["demo", *line]))
                 read_config("demo", options)

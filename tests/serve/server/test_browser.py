@@ -60,8 +60,10 @@ class Browser:
         self.does("/actions", actions=[{"type": "key", "id": "keys", "actions": actions}])
 
     def says(self, message: str) -> str:
-        """What stands below its answer."""
-        self.types(message + ENTER)
+        """What stands below the answer to a message; an empty one is what the text field holds."""
+        if message:
+            self.tells(f"document.activeElement.value = {json.dumps(message)}")
+        self.types(ENTER)
         return str(self.until("ended()"))
 
     def opens(self, server: Server) -> None:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from nanoengine import LLM
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.events import text_of
@@ -67,27 +65,6 @@ def test_an_answer_is_as_long_as_fits_unless_it_is_said(parrot: Server) -> None:
 # ---- the conversation
 
 
-NO_PARTS: list[Any] = [{"type": "text"}, {"type": "text", "text": 5}, 5, None, []]
-NO_PARTS += [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
-NO_PARTS += [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
-NO_MESSAGES: list[Any] = [[], {}, "Hello", None, [5], [[]], ["Hello"], [{}], [{"role": "user"}], [{"content": "x"}]]
-NO_MESSAGES += [[{"role": "user", "content": content}] for content in (None, 5)]
-
-
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        *((messages, "") for messages in NO_MESSAGES),
-        *(([{"role": "user", "content": [part]}], "part") for part in NO_PARTS),
-    ],
-    ids=str,
-)
-def test_messages_that_are_none_are_refused(parrot: Server, messages: Any, named: str) -> None:
-    answer = parrot.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
-    assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
-    assert named in answer.error["message"]
-
-
 def test_a_message_may_be_gone_on_with_and_echoed(parrot: Server) -> None:
     going_on = {"add_generation_prompt": False, "continue_final_message": True}
     prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nWell, "
@@ -111,6 +88,3 @@ def test_the_prompt_may_be_told(parrot: Server) -> None:
     fields = {"return_token_ids": True, "return_prompt_text": True, "stream": True}
     first = parrot.chat("Hello", max_tokens=2, **fields).events[0]
     assert (first["prompt_token_ids"], first["prompt_text"]) == (tokens, answer["prompt_text"])
-
-
-# ---- log probabilities

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from nanoengine import LLM
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.events import choices_of
-from tests.serve.server.parrot import build
 from tests.serve.server.running import Server
 from tests.serve.server.test_logprobs import sentencepiece
 from tests.serve.server.test_streams import HARD, PROMPT
@@ -101,36 +100,33 @@ def test_echoed_log_probabilities_are_those_of_the_prompt(demo: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_blanks_before_words_stay_where_they_are(tmp_path: Path, stream: bool) -> None:
+def test_blanks_before_words_stay_where_they_are(make_server: MakeServer, tmp_path: Path, stream: bool) -> None:
     """Of a SentencePiece tokenizer, whose decoder drops the first one: in texts, names, offsets and bytes."""
     tokens = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": "{{ messages[0].content }}"}
     PreTrainedTokenizerFast(tokenizer_object=sentencepiece(True), **tokens).save_pretrained(tmp_path)
-    server = Server(build(tmp_path), "parrot")
-    try:
-        for text in ("hello world th th", "th  th\n", "th 😀 日", "<s> th</s>th"):
-            ids = server.post("/tokenize", {"prompt": text}).json["tokens"]
-            for prompt, start in ((text, text), (ids, None)):
-                fields: dict[str, Any] = {"echo": True, "logprobs": 1, "temperature": 0, "stream": stream}
-                answer = server.complete(prompt, max_tokens=len(ids) + 4, **fields)
-                choices = choices_of(answer.events) if stream else answer.json["choices"]
-                sent = "".join(choice["text"] for choice in choices)
-                names = [name for choice in choices for name in choice["logprobs"]["tokens"]]
-                places = [place for choice in choices for place in choice["logprobs"]["text_offset"]]
-                assert "".join(names) == sent
-                assert all(sent[at : at + len(name)] == name for at, name in zip(places, names, strict=True))
-                if start is None:
-                    assert sent.startswith(server.post("/detokenize", {"tokens": ids}).json["prompt"])
-                else:
-                    assert sent.startswith(start + " th" if start[0] == "t" else start)
-        fields = {"logprobs": True, "max_tokens": 4, "temperature": 0, "stream": stream}
-        answer = server.chat("hello th", **fields)
-        choices = choices_of(answer.events) if stream else answer.json["choices"]
-        content = "".join((own.get("delta") or own.get("message") or {}).get("content") or "" for own in choices)
-        entries = [entry for own in choices for entry in (own["logprobs"] or {"content": []})["content"]]
-        assert "".join(entry["token"] for entry in entries) == content == " hell"
-        assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == content
-    finally:
-        server.close()
+    server = make_server({"folder": tmp_path})
+    for text in ("hello world th th", "th  th\n", "th 😀 日", "<s> th</s>th"):
+        ids = server.post("/tokenize", {"prompt": text}).json["tokens"]
+        for prompt, start in ((text, text), (ids, None)):
+            fields: dict[str, Any] = {"echo": True, "logprobs": 1, "temperature": 0, "stream": stream}
+            answer = server.complete(prompt, max_tokens=len(ids) + 4, **fields)
+            choices = choices_of(answer.events) if stream else answer.json["choices"]
+            sent = "".join(choice["text"] for choice in choices)
+            names = [name for choice in choices for name in choice["logprobs"]["tokens"]]
+            places = [place for choice in choices for place in choice["logprobs"]["text_offset"]]
+            assert "".join(names) == sent
+            assert all(sent[at : at + len(name)] == name for at, name in zip(places, names, strict=True))
+            if start is None:
+                assert sent.startswith(server.post("/detokenize", {"tokens": ids}).json["prompt"])
+            else:
+                assert sent.startswith(start + " th" if start[0] == "t" else start)
+    fields = {"logprobs": True, "max_tokens": 4, "temperature": 0, "stream": stream}
+    answer = server.chat("hello th", **fields)
+    choices = choices_of(answer.events) if stream else answer.json["choices"]
+    content = "".join((own.get("delta") or own.get("message") or {}).get("content") or "" for own in choices)
+    entries = [entry for own in choices for entry in (own["logprobs"] or {"content": []})["content"]]
+    assert "".join(entry["token"] for entry in entries) == content == " hell"
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == content
 
 
 def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:

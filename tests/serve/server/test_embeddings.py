@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nanoengine import LLM, PoolingParams
-from nanoengine.builder import build_engine, read_config
-from tests.serve.server.conftest import LIMITS
-from tests.serve.server.running import Answer, Server, post_bytes, until
+from tests.serve.server.conftest import demo_server
+from tests.serve.server.running import Answer, Server, until
 
 TEXTS = ["def search(", "class Tree:", "import os\nimport sys", "x" * 200]
 
@@ -83,33 +83,6 @@ def test_all_kinds_of_input_are_taken(demo: Server, llm: LLM) -> None:
     assert same(vectors(first), offline(llm, [ids[3][:5]]))
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": [[]]}, "input"),
-        ({"input": [1, "a"]}, "input"),
-        ({"input": ["a"] * (LIMITS["max_prompts"] + 1)}, "input"),
-        ({"input": [-1]}, "input"),
-        ({"input": [10**6]}, "input"),
-        ({"input": "a " * 5000}, "input"),
-        ({"input": "a", "dimensions": 10**6}, "dimensions"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "temperature": 1.0}, "temperature"),
-        ({"input": "a", "truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens"),
-        ({}, "input"),
-    ],
-    ids=lambda own: str(own)[:60],
-)
-def test_what_cannot_be_embedded_is_named(demo: Server, fields: dict[str, Any], param: str) -> None:
-    answer = demo.post("/v1/embeddings", fields)
-    assert answer.status == 400
-    assert answer.error["param"] == param
-    assert param in answer.error["message"] or answer.error["message"].startswith("the prompt")
-
-
 def test_an_answer_that_is_too_large_for_the_budget_is_refused(demo: Server) -> None:
     answers = demo.serving.admission.answers
     least = answers.of_client
@@ -141,16 +114,8 @@ def test_ollamas_clients_get_the_same_numbers(demo: Server, llm: LLM) -> None:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    options = {
-        "dtype": "float32",
-        "device": "cpu",
-        "num_kv_blocks": 100,
-        "max_model_len": 300,
-        "max_num_batched_tokens": 16,
-    }
-    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo")
-    yield server
-    server.close()
+    with closing(demo_server({"num_kv_blocks": 100, "max_model_len": 300, "max_num_batched_tokens": 16})) as server:
+        yield server
 
 
 def test_ollama_cuts_what_is_too_long_at_its_end(own_server: Server, llm: LLM) -> None:
@@ -168,21 +133,6 @@ def test_ollama_cuts_what_is_too_long_at_its_end(own_server: Server, llm: LLM) -
 # ---- whoever leaves, or is sent away
 
 
-def test_the_inputs_of_a_client_that_is_gone_are_aborted(own_server: Server) -> None:
-    own_server.gate.shut()
-    connection = own_server.connect(post_bytes("/v1/embeddings", {"input": TEXTS * 4}))
-    own_server.gate.let(2)
-    own_server.gate.wait_until_held()
-    connection.close()
-    own_server.wait_until_ended()
-    own_server.gate.let()
-    own_server.check_idle()
-    assert own_server.gate.num_steps == 3
-    own_server.gate.open()
-    assert own_server.post("/v1/embeddings", {"input": TEXTS}).status == 200
-    until(lambda: not own_server.serving.admission.answers.total)
-
-
 def test_an_embedding_that_is_aborted_is_none(own_server: Server) -> None:
     own_server.gate.shut()
     asked = own_server.later(own_server.post, "/v1/embeddings", {"input": TEXTS}, {"x-request-id": "own"})
@@ -190,3 +140,5 @@ def test_an_embedding_that_is_aborted_is_none(own_server: Server) -> None:
     own_server.gate.open()
     assert asked.result().status == 503
     assert "aborted" in asked.result().error["message"]
+    own_server.check_idle()
+    until(lambda: not own_server.serving.admission.answers.total)

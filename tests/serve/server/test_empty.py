@@ -6,12 +6,14 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 
 from nanoengine.serve.server.bodies.fields import EMPTY_IS_A_VALUE
-from tests.serve.server.bodies import CALL, DOORS, FUNCTION
+from tests.serve.server.bodies import CALL, DOORS, FUNCTION, positions
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
 
@@ -37,6 +39,8 @@ ALONE = ("id", "created", "created_at", "usage", "tools")
 NUM_DRAWN = 40
 """Places for a path."""
 
+ABSENT = "the place of a field that is left out"
+
 OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "/v1/chat/completions": [
         ({"role": "assistant", "content": "b"}, "tool_calls"),
@@ -54,45 +58,39 @@ OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(build(save_tokenizer(tmp_path_factory.mktemp("asking"), ASKING), max_model_len=4096), "demo")
-    yield server
-    server.close()
+    folder = save_tokenizer(tmp_path_factory.mktemp("asking"), ASKING)
+    with closing(Server(build(folder, max_model_len=4096), "demo")) as server:
+        yield server
 
 
-def tables(value: Any) -> Iterator[dict[str, Any]]:
-    """All tables of a body but those whose keys are the client's own."""
+def opaque(value: Any, name: str = "") -> Any:
+    """A body in which the tables whose keys are the client's own have no fields."""
     if isinstance(value, dict):
-        yield value
-    for key, own in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        if not (key in VALUES and isinstance(value, dict) and isinstance(own, dict)):
-            yield from tables(own)
+        if name in VALUES:
+            return msgspec.Raw(json.dumps(value).encode())
+        return {key: opaque(inner, key) for key, inner in value.items()}
+    return [opaque(inner) for inner in value] if isinstance(value, list) else value
+
+
+def plain(body: Any) -> Any:
+    """A body as JSON has it, without the fields that are ABSENT."""
+    text = msgspec.json.encode(body)
+    return json.loads(text, object_hook=lambda table: {key: own for key, own in table.items() if own != ABSENT})
 
 
 def pairs(path: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """A body without some field, and with nothing in it."""
     kind, given = DOORS[path]
-    given = json.loads(json.dumps(given))
-    base = {name: own for name, own in given.items() if name not in FORCED}
+    base = opaque({name: own for name, own in given.items() if name not in FORCED})
     if path.startswith("/api/"):
         base |= {"model": "demo", "stream": False}
-    places = [(base, name) for name in kind.__struct_fields__ if name not in (*base, *EMPTY_IS_A_VALUE)]
-    places += [(own, key) for own in tables(base) for key in own if key not in LIMITS]
     for message, name in OTHERS.get(path, ()):
-        if name not in message:
-            base["messages"].append(message)
-            places.append((message, name))
-    for table, name in places:
-        kept = dict(table)
-        usual = table.pop(name, None)
-        absent = json.loads(json.dumps(base))
-        empty = []
-        fits = (type(None), list, dict) if usual is None else (type(usual),)
-        for value in [None] + [own for own in ([], {}) if name not in VALUES and type(own) in fits]:
-            table[name] = value
-            empty.append(json.loads(json.dumps(base)))
-        table.clear()
-        table.update(kept)
-        yield absent, empty
+        base["messages"].append({name: None} | message)
+    for name, usual, replaced in positions(kind, base):
+        if name and name not in LIMITS and not name.isdigit():
+            fits = (list, dict) if usual is None else (type(usual),)
+            empty = [None, *(own for own in ([], {}) if name not in VALUES and type(own) in fits)]
+            yield plain(replaced(ABSENT)), [plain(replaced(own)) for own in empty]
 
 
 def told(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nanoengine.errors import (
@@ -53,24 +51,6 @@ CALLED = {
     "role": "assistant",
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/v1/chat/completions", {"messages": [TURN, {"role": "wizard", "content": "x"}]}, "messages[1]: role is 'wizard'"),
-        ("/v1/responses", {"input": [{"role": "wizard", "content": "x"}]}, "input[0]: role is 'wizard'"),
-        ("/tokenize", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]: role is 'wizard'"),
-        ("/v1/chat/completions", {"messages": [TURN, CALLED, {"role": "tool", "tool_call_id": "2", "content": "x"}]}, "'2'"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_nobodys_message_and_a_result_without_its_call_are_refused(
-    parrot: Server, path: str, body: dict[str, Any], words: str
-) -> None:
-    answer = parrot.post(path, {"model": "parrot", **body})
-    assert answer.status == 400
-    assert words in answer.error["message"]
 
 
 def test_roles_that_the_template_names_and_results_of_calls_are_taken(hermes: Server) -> None:

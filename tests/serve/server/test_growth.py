@@ -27,8 +27,7 @@ from nanoengine.serve.server.bodies.reading import SLOW_BYTES, TURNS
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.http.app import make_app
 from nanoengine.serve.server.served_model import ServedModel
-from tests.outside import fields_in
-from tests.serve.server.bodies import CALL, DOORS, FUNCTION, USER
+from tests.serve.server.bodies import CALL, DOORS, FUNCTION, USER, positions
 from tests.serve.server.in_process import post
 from tests.serve.server.parrot import TEMPLATE, build, save_tokenizer
 from tests.serve.server.running import Server
@@ -155,14 +154,6 @@ def ways_to_grow(value: Any) -> Iterator[Grown]:
         yield lambda size: {**value, **{f"{key}{i}": own for key, own in value.items() for i in range(size // 100)}}
 
 
-def grown(value: Any) -> Iterator[Grown]:
-    """The value with more in each of its fields."""
-    yield from ways_to_grow(value)
-    for _, inner, replaced in fields_in(value):
-        for grow in ways_to_grow(inner):
-            yield lambda size, replaced=replaced, grow=grow: replaced(grow(size))
-
-
 def check_growth(counted: Counted, path: str, body: Grown) -> str:
     """What is wrong with the work for this body; nothing, as a rule."""
     bodies = [msgspec.json.encode(body(size)) for size in SIZES]
@@ -181,15 +172,13 @@ def check_growth(counted: Counted, path: str, body: Grown) -> str:
 
 @pytest.mark.parametrize("path", DOORS)
 def test_work_grows_with_the_body_and_no_faster(counted: Counted, demo: Server, path: str) -> None:
-    kind, base = DOORS[path]
+    base = DOORS[path][1]
     if path in EMBEDDING:
         counted = Counted(demo.serving)
-    ways = list(grown(base))
-    ways += [
-        lambda size, name=name, own=own: {**base, name: own(size)}  # type: ignore[misc]
-        for name in kind.__struct_fields__
-        if name not in base
-        for own in GROWTHS
+    ways: list[Grown] = [
+        lambda size, replaced=replaced, grow=grow: replaced(grow(size))  # type: ignore[misc]
+        for _, inner, replaced in positions(*DOORS[path])
+        for grow in ways_to_grow(inner)
     ]
     drawn = random.Random(path).sample(ways, min(NUM_DRAWN, len(ways)))
     drawn += [

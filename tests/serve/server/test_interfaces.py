@@ -150,7 +150,7 @@ def test_an_answer_that_is_cut_short_is_told_as_such(
     if isinstance(interface, Chat) and way == "abort":
         return
     monkeypatch.setattr("nanoengine.serve.server.apis.event_stream.PING_SECONDS", 0.01)
-    timeout = 1.0 if way == "timeout" else None
+    timeout = 0.3 if way == "timeout" else None
     server = make_server({"folder": hermes_folder}, request_timeout=timeout, admin_key="root")
     server.gate.shut()
     body = interface.body([("user", POISON if way == "failure" else "abcdef")], model="parrot") | {"stream": stream}

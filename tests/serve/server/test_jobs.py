@@ -137,22 +137,6 @@ def test_every_token_is_on_its_way_before_the_next_is_computed(server: Server, p
 # ---- the clock
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_time_that_is_over_is_told_while_a_step_runs(
-    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    """And a stream that is silent is kept alive until then."""
-    monkeypatch.setattr("nanoengine.serve.server.apis.event_stream.PING_SECONDS", 0.01)
-    server = make_server(request_timeout=0.3)
-    server.gate.shut()
-    answer = server.complete([LONG, LONG], stream=stream)
-    error = answer.events[-1]["error"] if stream else answer.error
-    assert (error["code"], "request_timeout" in error["message"]) == (504, True)
-    assert (b": ping\n\n: ping\n\n" in answer.body) == stream
-    server.gate.open()
-    server.check_idle()
-
-
 def test_time_that_is_over_while_a_text_is_encoded(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server = make_server(request_timeout=0.3)
     held = Held(monkeypatch, type(server.serving.tokenizer), "encode")

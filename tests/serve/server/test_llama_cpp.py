@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import AddedToken
 
 from nanoengine.models.fill_in_middle import NAMES
 from nanoengine.models.tokenizer import HFTokenizer
+from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import Parrot, build, save_tokenizer
 from tests.serve.server.running import Server
 
@@ -35,9 +37,8 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tokenizer = HFTokenizer(folder).hf
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(name) for name in NAMES[0]]})
     tokenizer.save_pretrained(folder)
-    server = Server(build(folder, toy=Coder), "coder")
-    yield server
-    server.close()
+    with closing(Server(build(folder, toy=Coder), "coder")) as server:
+        yield server
 
 
 def prompt_of(coder: Server, answer: Any) -> str:
@@ -71,18 +72,15 @@ def test_ollama(coder: Server) -> None:
     assert coder.post("/api/generate", request | {"prompt": "", "suffix": "cd"}).json["response"] == "cd"
 
 
-def test_a_model_without_a_chat_template_goes_on_with_a_prompt(tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_goes_on_with_a_prompt(make_server: MakeServer, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path)
     (folder / "chat_template.jinja").unlink()
-    server = Server(build(folder), "plain")
-    try:
-        asked = {"model": "plain", "prompt": "ab", "stream": False}
-        assert server.post("/api/generate", asked).json["response"] == "ab"
-        assert server.post("/api/generate", asked | {"system": "S"}).json["response"] == "S\nab"
-        refused = server.post("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "a"}]})
-        assert (refused.status, "has no chat template" in refused.json["error"]) == (400, True)
-    finally:
-        server.close()
+    server = make_server({"folder": folder})
+    asked = {"model": "parrot", "prompt": "ab", "stream": False}
+    assert server.post("/api/generate", asked).json["response"] == "ab"
+    assert server.post("/api/generate", asked | {"system": "S"}).json["response"] == "S\nab"
+    refused = server.post("/api/chat", {"model": "parrot", "messages": [{"role": "user", "content": "a"}]})
+    assert (refused.status, "has no chat template" in refused.json["error"]) == (400, True)
 
 
 def test_infill(coder: Server) -> None:
@@ -130,12 +128,6 @@ def test_a_text_has_a_schema(demo: Server) -> None:
     assert json.loads(answer["content"]) == {"a": 1}
 
 
-@pytest.mark.parametrize("prompt", [None, "", ["a"], [1, 2], "a" * 5000])
-def test_a_prompt_is_one_text(coder: Server, prompt: Any) -> None:
-    refused = coder.post("/completion", {"prompt": prompt})
-    assert (refused.status, refused.error["param"]) == (400, "prompt")
-
-
 def test_clients_ask_for_the_context(coder: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coder.serving, "defaults", {"temperature": 0.8, "repetition_penalty": 1.1})
     length = coder.serving.max_model_len
@@ -155,18 +147,3 @@ def test_a_prompt_is_computed_ahead(coder: Server) -> None:
     assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
     again = coder.post("/infill", ahead | {"n_predict": 1}).json
     assert again["tokens_cached"] >= 16
-
-
-@pytest.mark.parametrize(
-    ("path", "request_body"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-        ("/api/generate", {"model": "parrot", "prompt": "a", "suffix": "b"}),
-        ("/infill", BOTH),
-    ],
-)
-def test_a_model_without_marks_refuses_by_name(parrot: Server, path: str, request_body: dict[str, Any]) -> None:
-    answer = parrot.post(path, request_body)
-    assert answer.status == 400
-    assert b"no tokens for filling in the middle, such as <|fim_prefix|>" in answer.body
-    assert parrot.post("/v1/completions", {"prompt": "a", "suffix": ""}).status == 200

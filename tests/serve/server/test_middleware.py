@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,33 +33,21 @@ NO_KEYS = [
 
 @pytest.fixture(scope="module")
 def guarded(tokenizer_folder: Path) -> Iterator[Server]:
-    server = Server(build(tokenizer_folder), "parrot", api_key=KEYS)
-    yield server
-    server.close()
+    with closing(Server(build(tokenizer_folder), "parrot", api_key=KEYS)) as server:
+        yield server
 
 
 @pytest.fixture
-def lines() -> Iterator[list[str]]:
-    """The access log, also of requests before: a line is written after its answer. See `line_of`."""
-    logger = logging.getLogger("nanoengine.access")
-    level, found = logger.level, list[str]()
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    listener = Listener()
-    logger.addHandler(listener)
-    logger.setLevel(logging.INFO)
-    yield found
-    logger.removeHandler(listener)
-    logger.setLevel(level)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The access log. A line is written after its answer: see `line_of`."""
+    caplog.set_level(logging.INFO, "nanoengine.access")
+    return caplog
 
 
-def line_of(lines: list[str], request_id: str) -> str:
+def line_of(log: pytest.LogCaptureFixture, request_id: str) -> str:
     """What the log says of a request, when it does."""
-    until(lambda: any(f"request_id={request_id} " in line for line in lines))
-    [line] = [line for line in lines if f"request_id={request_id} " in line]
+    until(lambda: any(f"request_id={request_id} " in line for line in log.messages))
+    [line] = [line for line in log.messages if f"request_id={request_id} " in line]
     return line
 
 
@@ -82,12 +71,16 @@ def test_each_key_lets_in_and_some_paths_need_none(guarded: Server) -> None:
         for key in KEYS:
             value = (kind + key).encode().decode("latin-1")  # as UTF-8 on the wire
             assert guarded.get("/v1/models", {"authorization": value}).status == 200
+    wrong: list[dict[str, str]] = [{"x-api-key": "first-keys"}, {"x-api-key": ""}]
+    wrong.append({"authorization": "Bearer no", "x-api-key": "first-key"})
+    for headers in ({"x-api-key": "first-key"}, *wrong):  # as Anthropic's clients send it
+        assert guarded.get("/v1/models", headers).status == (401 if headers in wrong else 200)
     assert [guarded.get(path).status for path in OPEN] == [200] * len(OPEN)
 
 
-def test_a_key_is_called_by_its_number_in_the_log(guarded: Server, lines: list[str]) -> None:
+def test_a_key_is_called_by_its_number_in_the_log(guarded: Server, log: pytest.LogCaptureFixture) -> None:
     guarded.get("/v1/models", {"authorization": "Bearer first-key", "x-request-id": "with-a-key"})
-    line = line_of(lines, "with-a-key")
+    line = line_of(log, "with-a-key")
     assert " client=key-0 " in line
     assert not any(key in line for key in KEYS)
 
@@ -142,9 +135,9 @@ def test_answers_to_errors_have_the_id_and_whoever_is_refused_pays(
 # ---- the log
 
 
-def test_one_line_says_who_what_and_how_it_ended(parrot: Server, lines: list[str]) -> None:
+def test_one_line_says_who_what_and_how_it_ended(parrot: Server, log: pytest.LogCaptureFixture) -> None:
     answer = parrot.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "seen"})
-    line = line_of(lines, "seen")
+    line = line_of(log, "seen")
     start, _, seconds = line.rpartition(" seconds=")
     assert start == (
         f'request_id=seen client=127.0.0.1 method=POST path="/v1/completions" status=200 bytes={len(answer.body)}'
@@ -165,12 +158,12 @@ ODD = [
 
 
 @pytest.mark.parametrize("path", ODD)
-def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: list[str], path: str) -> None:
+def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, log: pytest.LogCaptureFixture, path: str) -> None:
     connection = parrot.connect(
         f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: odd\r\nconnection: close\r\n\r\n".encode()
     )
     read_all(connection)
-    line = line_of(lines, "odd")
+    line = line_of(log, "odd")
     assert line.isascii()
     assert line.isprintable()
     quoted = line.replace("\\\\", "").replace('\\"', "")  # of what is left, every quote means one
@@ -198,22 +191,22 @@ def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: lis
     ],
 )
 def test_the_log_says_why_a_request_is_refused(
-    parrot: Server, lines: list[str], path: str, fields: dict[str, object] | bytes, reason: str
+    parrot: Server, log: pytest.LogCaptureFixture, path: str, fields: dict[str, object] | bytes, reason: str
 ) -> None:
     name = f"why{path}{len(reason)}"
     assert parrot.post(path, fields, {"x-request-id": name}).status in (400, 404)
-    line = line_of(lines, name)
+    line = line_of(log, name)
     assert reason in line.partition(' reason="')[2]
     assert len(line) < 600
     assert parrot.post("/v1/completions", {"prompt": "a"}, {"x-request-id": f"{name}-fine"}).status == 200
-    assert "reason=" not in line_of(lines, f"{name}-fine")
+    assert "reason=" not in line_of(log, f"{name}-fine")
 
 
-def test_the_log_can_be_switched_off(make_server: MakeServer, lines: list[str]) -> None:
+def test_the_log_can_be_switched_off(make_server: MakeServer, log: pytest.LogCaptureFixture) -> None:
     server = make_server(access_log=False)
     assert server.get("/version", {"x-request-id": "quiet"}).status == 200
     server.close()  # what would have been written, is
-    assert not any("request_id=quiet " in line for line in lines)
+    assert not any("request_id=quiet " in line for line in log.messages)
 
 
 # ---- pages of other sites
@@ -241,8 +234,7 @@ def test_no_other_page_may_read_answers_unless_it_is_named(make_server: MakeServ
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/octet-stream"],
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/octet-stream"]
 )
 def test_what_a_page_may_send_unasked_is_not_read(parrot: Server, kind: str) -> None:
     """Browsers say of each request where it comes from. Programs do not: JSON of theirs may be called a form, as curl does."""
@@ -284,8 +276,7 @@ def test_on_a_loopback_address_nobody_comes_by_another_name(make_server: MakeSer
 
 
 @pytest.mark.parametrize(
-    ("config", "any_name"),
-    [({"host": "0.0.0.0"}, True), ({"host": "127.0.0.2"}, False), ({"host": "::1"}, False)],
+    ("config", "any_name"), [({"host": "0.0.0.0"}, True), ({"host": "127.0.0.2"}, False), ({"host": "::1"}, False)]
 )
 def test_elsewhere_every_name_is_allowed_unless_some_are_given(config: dict[str, str], any_name: bool) -> None:
     assert (ServerConfig(**config).hosts is None) == any_name  # type: ignore[arg-type]
@@ -307,12 +298,12 @@ def test_elsewhere_every_name_is_allowed_unless_some_are_given(config: dict[str,
     ],
 )
 def test_a_proxy_that_is_trusted_says_who_asks(
-    make_server: MakeServer, lines: list[str], trusted: tuple[str, ...] | None, forwarded: str, client: str
+    make_server: MakeServer, log: pytest.LogCaptureFixture, trusted: tuple[str, ...] | None, forwarded: str, client: str
 ) -> None:
     server = make_server(forwarded_allow_ips=trusted, admin_key="root")
     headers = {"x-forwarded-for": forwarded, "x-request-id": "forwarded"}
     assert server.post("/abort_requests", {}, headers).status == 403, "nobody becomes an admin by it"
-    assert f" client={client} " in line_of(lines, "forwarded")
+    assert f" client={client} " in line_of(log, "forwarded")
 
 
 def test_proxies_are_addresses() -> None:

@@ -121,32 +121,6 @@ def test_what_clients_ask_before(hermes: Server) -> None:
     assert set(hermes.get("/api/version").json) == {"version"}
 
 
-@pytest.mark.parametrize(
-    ("path", "request_body", "status", "named"),
-    [
-        ("/api/chat", chat("x", options={"mirostat": 2}), 400, "mirostat"),
-        ("/api/chat", chat("x", temperature=-1), 400, "temperature"),
-        ("/api/generate", {"model": "hermes", "prompt": "x", "images": ["x"]}, 400, "images"),
-        ("/api/chat", chat("x", options={"repeat_penalty": -1}), 400, "repeat_penalty"),
-        ("/api/chat", chat("x", format="xml"), 400, "xml"),
-        ("/api/chat", chat({"role": "user", "content": "x", "images": ["x"]}), 400, "images"),
-        ("/api/chat", chat({"content": "x"}), 400, "role"),
-        ("/api/chat", chat({"role": "assistant", "tool_calls": [{}]}), 400, "tool_calls[0]"),
-        ("/api/generate", {"model": "hermes", "prompt": "x", "suffix": "y"}, 400, "suffix"),
-        ("/api/generate", {"model": "hermes", "prompt": "x", "context": [1]}, 400, "context"),
-        ("/api/show", {}, 400, "model"),
-        ("/api/pull", {}, 404, "/api/pull"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_in_their_shape(
-    hermes: Server, path: str, request_body: dict[str, Any], status: int, named: str
-) -> None:
-    answer = hermes.post(path, request_body)
-    assert answer.status == status
-    assert named in OLLAMA.error(answer)
-
-
 def test_what_a_model_is(demo: Server) -> None:
     [listed], [running] = (demo.get(path).json["models"] for path in ("/api/tags", "/api/ps"))
     shown = demo.post("/api/show", {"model": "demo"}).json

@@ -8,7 +8,7 @@ import pytest
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.server.bodies.params import sampling_params, truncate
-from nanoengine.serve.server.bodies.protocol import CompletionRequest
+from nanoengine.serve.server.bodies.protocol import CompletionRequest, TranslatedRequest
 from nanoengine.serve.server.bodies.structured import named_as_sent
 from nanoengine.serve.server.errors import APIError, api_error_of
 
@@ -18,9 +18,7 @@ def request(**fields: object) -> CompletionRequest:
 
 
 def params(defaults: dict[str, float] | None = None, **fields: object) -> SamplingParams:
-    made = request(**fields)
-    limits = {"max_model_len": 100, "max_n": 4}
-    return sampling_params(made, defaults or {}, **limits, max_tokens=made.max_tokens, logprobs=made.logprobs)
+    return sampling_params(request(**fields), defaults or {}, max_model_len=100, max_n=4)
 
 
 def test_nothing_but_the_defaults() -> None:
@@ -45,22 +43,18 @@ def test_a_seed_of_minus_one_is_none() -> None:
 
 
 def test_errors_call_fields_as_the_client_does() -> None:
-    names = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
-    for logprobs, max_tokens, field in (
-        (50, 3, "top_logprobs"),
-        (1, 0, "max_completion_tokens"),
-        (1, 200, "max_completion_tokens"),
+    messages = [{"role": "user", "content": "a"}]
+    for field, fields in (
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 50}),
+        ("max_completion_tokens", {"max_completion_tokens": 0}),
+        ("max_tokens", {"max_tokens": 200}),
+        ("num", {"max_tokens": 200, "names": {"max_tokens": "num"}}),
+        ("stop_token_ids", {"stop_token_ids": [-1], "names": {"stop": "stop_sequences"}}),
     ):
-        with pytest.raises(NanoEngineError, match=f"^{field} is") as caught, named_as_sent(request(), names):
-            sampling_params(
-                request(), {}, max_model_len=100, max_n=4, max_tokens=max_tokens, names=names, logprobs=logprobs
-            )
+        chat = TranslatedRequest(**{"messages": messages, "names": {}} | fields)  # type: ignore[arg-type]
+        with pytest.raises(NanoEngineError, match=f"^{field} ") as caught, named_as_sent(chat):
+            sampling_params(chat, {}, max_model_len=100, max_n=4)
         assert api_error_of(caught.value).param == field
-    with (
-        pytest.raises(InvalidSamplingParams, match=r"^stop_token_ids is"),
-        named_as_sent(request(), {"stop": "stop_sequences"}),
-    ):
-        raise InvalidSamplingParams("stop_token_ids", " is a word that begins like another")
     with pytest.raises(InvalidSamplingParams, match="top_p"):
         params(top_p=2.0)
 

@@ -78,36 +78,6 @@ def test_what_nobody_knows_is_taken_where_it_asks_for_nothing(parrot: Server, pa
             assert not is_asked or b"newer is not supported: leave it out" in answer.body
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "words"),
-    [
-        (
-            "/v1/chat/completions",
-            {"guided_json": {}},
-            'guided_json is not supported: give structured_outputs {"json": ...}',
-        ),
-        ("/v1/completions", {"guided_regex": "a"}, 'give structured_outputs {"regex": ...}'),
-        ("/v1/messages", {"enable_thinking": False}, "give thinking"),
-        ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "give tools"),
-        ("/v1/chat/completions", {"include_usage": True}, "give stream_options.include_usage"),
-        ("/v1/chat/completions", {"temprature": 0}, "leave it out; did you mean 'temperature'?"),
-        ("/v1/responses", {"max_tokens": 4}, "did you mean 'max_output_tokens'?"),
-        ("/v1/responses", {"response_format": {"type": "json_object"}}, "give text.format"),
-        ("/v1/messages", {"stop": ["a"]}, "give stop_sequences"),
-        ("/v1/messages", {"effort": "low"}, "give output_config.effort"),
-        ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not supported: leave it out"),
-    ],
-    ids=str,
-)
-def test_who_asks_for_what_is_not_here_is_told_the_way_to_it(
-    parrot: Server, path: str, field: dict[str, Any], words: str
-) -> None:
-    answer = parrot.post(path, DOORS[path] | field)
-    assert answer.status == 400
-    error = answer.json["error"]
-    assert words in (error if isinstance(error, str) else error["message"])
-
-
 OUTSIDE: dict[str, list[Any]] = {
     "temperature": ["hot", -0.1],
     "top_p": [-1, 1.1],

@@ -232,38 +232,39 @@ TOOL = {"type": "function", "name": "f", "function": {"name": "f", "parameters":
 LONG = [{"role": "user", "content": [{"type": "text", "text": "a" * 5000}] * 2}]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "field"),
-    [
-        ("/v1/chat/completions", {"messages": TOO_MANY}, "messages"),
-        ("/v1/messages", {"messages": TOO_MANY, "max_tokens": 1}, "messages"),
-        ("/v1/responses", {"input": TOO_MANY}, "input"),
-        ("/api/chat", {"model": "parrot", "messages": TOO_MANY}, "messages"),
-        ("/v1/messages/count_tokens", {"messages": TOO_MANY}, "messages"),
-        ("/tokenize", {"messages": TOO_MANY}, "messages"),
-        ("/tokenize", {"prompt": "a" * 9001}, "prompt"),
-        ("/v1/chat/completions", {"messages": LONG}, "messages"),
-        ("/v1/chat/completions", {"messages": SAID * 200}, "messages"),  # each counts for the work that it is
-        ("/v1/messages", {"messages": SAID, "max_tokens": 1, "system": LONG[0]["content"]}, "system"),
-        ("/v1/chat/completions", {"messages": SAID, "tools": [TOOL]}, "tools"),
-        ("/v1/responses", {"input": SAID, "tools": [TOOL]}, "tools"),
-        ("/api/chat", {"model": "parrot", "messages": SAID, "format": TOOL}, "format"),
-        ("/v1/completions", {"prompt": "a", "json_schema": TOOL}, "json_schema"),
-        ("/tokenize", {"messages": SAID, "chat_template_kwargs": TOOL}, "chat_template_kwargs"),
-        ("/v1/chat/completions", {"messages": SAID, "documents": [{"text": "a"}] * 200}, "documents"),
-    ],
-)
+TOO_MUCH: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": TOO_MANY}, "messages"),
+    ("/v1/messages", {"messages": TOO_MANY, "max_tokens": 1}, "messages"),
+    ("/v1/responses", {"input": TOO_MANY}, "input"),
+    ("/api/chat", {"model": "parrot", "messages": TOO_MANY}, "messages"),
+    ("/v1/messages/count_tokens", {"messages": TOO_MANY}, "messages"),
+    ("/tokenize", {"messages": TOO_MANY}, "messages"),
+    ("/tokenize", {"prompt": "a" * 9001}, "prompt"),
+    ("/v1/chat/completions", {"messages": LONG}, "messages"),
+    ("/v1/chat/completions", {"messages": SAID * 200}, "messages"),  # each counts for the work that it is
+    ("/v1/messages", {"messages": SAID, "max_tokens": 1, "system": LONG[0]["content"]}, "system"),
+    ("/v1/chat/completions", {"messages": SAID, "tools": [TOOL]}, "tools"),
+    ("/v1/responses", {"input": SAID, "tools": [TOOL]}, "tools"),
+    ("/api/chat", {"model": "parrot", "messages": SAID, "format": TOOL}, "format"),
+    ("/v1/completions", {"prompt": "a", "json_schema": TOOL}, "json_schema"),
+    ("/tokenize", {"messages": SAID, "chat_template_kwargs": TOOL}, "chat_template_kwargs"),
+    ("/v1/chat/completions", {"messages": SAID, "documents": [{"text": "a"}] * 200}, "documents"),
+]
+
+
 def test_what_is_too_much_is_refused_before_it_is_rendered(
-    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server(max_text_chars=9000)
     monkeypatch.setattr(server.serving.prompts.chats, "prompt", None)
     monkeypatch.setattr(server.serving.engine, "make_request", None)
-    refused = server.post(path, body)
-    assert refused.status == 400
-    assert b'"message":"' + field.encode() in refused.body or f'"error":"{field}'.encode() in refused.body, refused.body
-    assert (b"max_model_len" if TOO_MANY in body.values() else b"max_text_chars") in refused.body
-    assert len(refused.body) < 500
+    for path, body, field in TOO_MUCH:
+        refused = server.post(path, body)
+        assert refused.status == 400
+        begins = b'"message":"' + field.encode(), b'"error":"' + field.encode()
+        assert any(begin in refused.body for begin in begins), refused.body
+        assert (b"max_model_len" if TOO_MANY in body.values() else b"max_text_chars") in refused.body
+        assert len(refused.body) < 500
 
 
 def test_prompts_of_one_call_leave_others_their_turn(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

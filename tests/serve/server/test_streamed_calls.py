@@ -9,9 +9,10 @@ import pytest
 
 from tests.serve.server.events import choices_of
 from tests.serve.server.interface import Call, Interface, Table
+from tests.serve.server.interfaces import CHAT, OLLAMA, each_way
 from tests.serve.server.running import Answer
 from tests.serve.server.streams import typed_events
-from tests.serve.server.test_thinking import TALKS, USER, Serve, each_talk, says, serve
+from tests.serve.server.test_thinking import USER, Serve, says, serve
 
 __all__ = ["serve"]  # a fixture
 
@@ -44,7 +45,7 @@ FORMATS = {
 def pieces_of(talk: Interface, answer: Answer) -> list[tuple[str, list[str]]]:
     """The calls of a stream: each a name, and pieces of arguments that are not empty."""
     found: list[tuple[str, list[str]]] = []
-    if type(talk).__name__ == "Chat":
+    if talk is CHAT:
         for choice in choices_of(answer.events):
             for call in choice["delta"].get("tool_calls", ()):
                 if "id" in call:
@@ -66,21 +67,17 @@ def asked(talk: Interface, **more: Any) -> Table:
     return talk.body([USER], tools=("weather", "now"), model="scripted", **{"max_tokens": 400, **more})
 
 
-@each_talk
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("talk", "name"), each_way(FORMATS))
 def test_arguments_come_as_they_are_written(serve: Serve, talk: Interface, name: str) -> None:
     server, script = serve(name)
     script.text = FORMATS[name]
+    answer = server.post(talk.path, asked(talk) | talk.streaming)
     calls = [ROME] if name == "harmony" else [ROME, OSLO]
-    assert says(talk.said(server, asked(talk)), *(Call("weather", own) for own in calls))
-    if talk in TALKS[:3]:
-        streamed = pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming))
-        assert [(own, json.loads("".join(pieces))) for own, pieces in streamed] == [("weather", own) for own in calls]
-        assert all(len(pieces) > 5 for _, pieces in streamed)
+    assert says(talk.read(talk.put_together(answer)), *(Call("weather", own) for own in calls))
+    assert talk is OLLAMA or all(len(pieces) > 5 for _, pieces in pieces_of(talk, answer))
 
 
-@pytest.mark.parametrize("talk", TALKS[:3], ids=lambda own: type(own).__name__)
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3-coder", "granite", "harmony"])
+@pytest.mark.parametrize(("talk", "name"), [own for own in each_way(FORMATS) if own.values[0] is not OLLAMA])
 def test_a_call_that_breaks_off_is_begun_in_a_stream_and_left_out_of_a_whole_answer(
     serve: Serve, talk: Interface, name: str
 ) -> None:

@@ -174,6 +174,15 @@ def test_usage_comes_with_every_chunk_or_with_none_unless_it_is_asked_for(parrot
         assert reasons_of(chunks) == ["length"]
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_text_that_looks_like_a_stream_stays_text(parrot: Server, is_chat: bool) -> None:
+    answer = ask(parrot, is_chat, 'line\nfeed "quoted" \\ 🦜 \u2028 data: [DONE]\n\ndata: {}', {"n": 2}, stream=True)
+    for name, value in (("cache-control", "no-cache"), ("x-accel-buffering", "no")):
+        assert answer.headers[name] == value, "no proxy holds it back"
+    for name in ("id", "created", "model"):
+        assert len({event[name] for event in answer.events}) == 1
+
+
 def test_most_of_a_stream_is_written_without_waking_its_task(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """And with log probabilities, which take more to write, nothing is. The client is charged for what it takes."""
     num_written, write_now = 0, BoundedHTTP.write_now

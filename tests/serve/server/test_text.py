@@ -182,14 +182,12 @@ def test_who_has_most_gives_way() -> None:
     assert (cache.get("c", "1"), cache.size) == (None, 70)
 
 
-def test_many_threads_get_the_same(tokenizer_folder: Path) -> None:
+@pytest.mark.anyio
+async def test_many_threads_get_the_same(tokenizer_folder: Path) -> None:
     tokenizer = HFTokenizer(tokenizer_folder)
     encoder, threads = ChatEncoder(tokenizer, 300), TextThreads(4)
 
-    async def main() -> list[list[int]]:
-        return await asyncio.gather(*(threads.run(encoder.encode, chat(i % 7)) for i in range(300)))
-
-    found = asyncio.run(main())
+    found = await asyncio.gather(*(threads.run(encoder.encode, chat(i % 7)) for i in range(300)))
     threads.close()
     assert found == [tokenizer.encode(chat(i % 7), add_special_tokens=False) for i in range(300)]
 
@@ -221,23 +219,18 @@ def test_a_character_of_several_tokens_is_named_by_its_last(tokenizer_folder: Pa
     assert texts.after([], tokenizer.eos_token_id) == "<|endoftext|>"  # type: ignore[arg-type]
 
 
-def test_one_client_never_has_all_threads() -> None:
-    gate = threading.Event()
-
-    async def main() -> str:
-        threads = TextThreads(2)
-        CURRENT_CLIENT.set("greedy")
-        greedy = [asyncio.ensure_future(threads.run(gate.wait, PATIENCE)) for _ in range(5)]
-        await asyncio.sleep(0)
-        greedy.pop().cancel()  # a client that is gone leaves the line
-        CURRENT_CLIENT.set("other")
-        found = await threads.run(str, "text")
-        gate.set()
-        assert await asyncio.gather(*greedy) == [True] * 4
-        threads.close()
-        return found
-
-    assert asyncio.run(main()) == "text"
+@pytest.mark.anyio
+async def test_one_client_never_has_all_threads() -> None:
+    gate, threads = threading.Event(), TextThreads(2)
+    CURRENT_CLIENT.set("greedy")
+    greedy = [asyncio.ensure_future(threads.run(gate.wait, PATIENCE)) for _ in range(5)]
+    await asyncio.sleep(0)
+    greedy.pop().cancel()  # a client that is gone leaves the line
+    CURRENT_CLIENT.set("other")
+    assert await threads.run(str, "text") == "text"
+    gate.set()
+    assert await asyncio.gather(*greedy) == [True] * 4
+    threads.close()
 
 
 def test_thousands_of_special_tokens_are_looked_for_at_once() -> None:

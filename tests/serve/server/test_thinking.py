@@ -10,11 +10,10 @@ import pytest
 from nanoengine.features.tool_calls.thinking_switch import thinking_values
 from tests.scripted import Script, folder_of, scripted_engine
 from tests.serve.server.interface import Call, Interface, Said, Thought, joined
-from tests.serve.server.interfaces import Chat, Messages, Ollama, Responses
+from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, OLLAMA, each_way
 from tests.serve.server.running import Server
 
-TALKS: list[Interface] = [Chat(), Messages(), Responses(), Ollama()]
-each_talk = pytest.mark.parametrize("talk", TALKS, ids=lambda own: type(own).__name__)
+each_talk = pytest.mark.parametrize("talk", INTERFACES, ids=lambda own: type(own).__name__)
 USER = ("user", "Hello")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 Serve = Callable[[str], tuple[Server, Script]]
@@ -41,8 +40,7 @@ def says(said: Said, *parts: Any) -> bool:
     return joined(said.parts) == joined(parts)
 
 
-@each_talk
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "harmony"])
+@pytest.mark.parametrize(("talk", "name"), each_way(["qwen3", "qwen3.5", "harmony"]))
 def test_what_is_asked_of_the_answer_is_not_asked_of_the_thought(serve: Serve, talk: Interface, name: str) -> None:
     server, script = serve(name)
     before, behind = {"qwen3": ("<think>", "</think>"), "qwen3.5": ("", "</think>")}.get(
@@ -68,7 +66,7 @@ LIMITS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("talk", TALKS[:3], ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize("talk", INTERFACES[:3], ids=lambda own: type(own).__name__)
 def test_a_thought_ends_at_its_limit_and_is_counted(serve: Serve, talk: Interface) -> None:
     server, script = serve("qwen3.5")
     script.text = "Hm, that is long.</think>\n\nYes"
@@ -131,11 +129,7 @@ BEGUN = {
     "a text": ("The answer", " is 42.", ["The answer is 42."]),
     "a thought": ("<think>Hm", ", so.</think>\n\nYes", [Thought(", so."), "Yes"]),
     "a thought that has ended": ("<think>Hm</think>\n\nYe", "s", ["s"]),
-    "half a call": (
-        '<tool_call>\n{"name": "now", "argu',
-        'ments": {}}\n</tool_call>',
-        [Call("now", {})],
-    ),
+    "half a call": ('<tool_call>\n{"name": "now", "argu', 'ments": {}}\n</tool_call>', [Call("now", {})]),
     "half of its arguments": (
         '<tool_call>\n{"name": "now", "arguments": {"a": 1, "b',
         '": 2}}\n</tool_call>',
@@ -144,13 +138,13 @@ BEGUN = {
 }
 
 
-@pytest.mark.parametrize("talk", [TALKS[0], TALKS[1], TALKS[3]], ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize("talk", [CHAT, MESSAGES, OLLAMA], ids=lambda own: type(own).__name__)
 @pytest.mark.parametrize("case", BEGUN)
 def test_a_begun_message_goes_on_in_the_state_that_it_has(serve: Serve, talk: Interface, case: str) -> None:
     server, script = serve("qwen3")
     begun, rest, parts = BEGUN[case]
     script.text = rest
-    continued = {"add_generation_prompt": False, "continue_final_message": True} if isinstance(talk, Chat) else {}
+    continued = {"add_generation_prompt": False, "continue_final_message": True} if talk is CHAT else {}
     tools = ("now",) if "tool_call" in begun else ()
     body = talk.body([USER, ("assistant", begun)], tools=tools, max_tokens=100, model="scripted") | continued
     assert says(talk.said(server, body), *(own[len(begun) :] if case == "a text" else own for own in parts))

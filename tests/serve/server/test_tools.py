@@ -10,9 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from tests.serve.server.conftest import MakeServer
 from tests.serve.server.interface import Thought
 from tests.serve.server.interfaces import CHAT
-from tests.serve.server.parrot import build, save_tokenizer
+from tests.serve.server.parrot import save_tokenizer
 from tests.serve.server.running import Server
 from tests.serve.server.weather import ROME, TIME, WEATHER
 
@@ -107,44 +108,9 @@ def test_no_other_than_allowed_tools_are_called(client: openai.OpenAI, hermes: S
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "named"),
-    [
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "auto"),
-        ({"tools": [5]}, "tools", ""),
-        ({"tools": [{"type": "function"}]}, "tools", "name"),
-        ({"tools": [NOW, NOW]}, "tools", "unique name"),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-            "tool_choice",
-            "structured",
-        ),
-        (
-            {"tools": [{"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}], "tool_choice": "required"},
-            "tools",
-            '"not"',
-        ),
-        (
-            {"tools": [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"uniqueItems": True}}}}]},
-            "tools",
-            "uniqueItems",
-        ),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused(demo: Server, fields: dict[str, Any], param: str, named: str) -> None:
-    for stream in (False, True):
-        answer = demo.chat("x", max_tokens=4, stream=stream, **fields)
-        assert (answer.status, answer.error["param"]) == (400, param), answer.body
-        assert named in answer.error["message"]
-
-
-def test_a_template_that_leaves_tools_out_is_refused(tmp_path: Path) -> None:
+def test_a_template_that_leaves_tools_out_is_refused(make_server: MakeServer, tmp_path: Path) -> None:
     template = "{% for message in messages if message.role != 'system' %}{{ message.content }}{% endfor %}"
-    server = Server(build(save_tokenizer(tmp_path, template)), "deaf")
-    try:
-        answer = server.chat("x", tools=TOOLS)
-        assert (answer.status, answer.error["param"]) == (400, "tools")
-        assert server.chat("x", tools=TOOLS, tool_choice="none").status == 200
-    finally:
-        server.close()
+    server = make_server({"folder": save_tokenizer(tmp_path, template)})
+    answer = server.chat("x", tools=TOOLS)
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert server.chat("x", tools=TOOLS, tool_choice="none").status == 200

@@ -12,8 +12,10 @@ from nanoengine.serve.server.admission.fair_thread_pool import FairThreadPool
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.running import Server, in_thread, until
 
+pytestmark = pytest.mark.anyio
 
-def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
+
+async def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
     done: list[str] = []
     running: list[str] = []
     gate = threading.Event()
@@ -26,41 +28,34 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
         done.append(client)
         return client
 
-    async def main() -> list[str]:
-        turns = FairThreadPool(2, 1)
-        asked = [asyncio.ensure_future(turns.run(client, lambda own=client: work(own))) for client in "aaaaaabbc"]  # type: ignore[misc]
-        while len(running) < 2:
-            await asyncio.sleep(0.001)
-        assert sorted(running) == ["a", "b"]
-        gate.set()
-        found = await asyncio.gather(*asked)
-        turns.close()
-        assert not turns._num_functions
-        assert not turns._clients
-        return found
-
-    assert asyncio.run(main()) == list("aaaaaabbc")
+    turns = FairThreadPool(2, 1)
+    asked = [asyncio.ensure_future(turns.run(client, lambda own=client: work(own))) for client in "aaaaaabbc"]  # type: ignore[misc]
+    while len(running) < 2:
+        await asyncio.sleep(0.001)
+    assert sorted(running) == ["a", "b"]
+    gate.set()
+    assert await asyncio.gather(*asked) == list("aaaaaabbc")
+    turns.close()
+    assert not turns._num_functions
+    assert not turns._clients
     assert done.index("c") <= 3, "it waited for no more than one piece of each"
 
 
-def test_who_is_cancelled_gives_its_place_back_when_its_thread_is_free() -> None:
+async def test_who_is_cancelled_gives_its_place_back_when_its_thread_is_free() -> None:
     gate = threading.Event()
 
-    async def main() -> None:
-        turns = FairThreadPool(2, 1)
-        asked = [asyncio.ensure_future(turns.run("a", lambda: gate.wait(30))) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert await turns.run("b", lambda: "done") == "done"
-        asked[1].cancel()  # one that waits
-        asked[0].cancel()  # one that is worked on: its thread is not free before it has ended
-        gate.set()
-        assert await asked[2] is True
-        with pytest.raises(ValueError, match="wrong"):
-            await turns.run("a", _wrong)
-        assert await turns.run("a", lambda: "done") == "done"
-        turns.close()
-
-    asyncio.run(main())
+    turns = FairThreadPool(2, 1)
+    asked = [asyncio.ensure_future(turns.run("a", lambda: gate.wait(30))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await turns.run("b", lambda: "done") == "done"
+    asked[1].cancel()  # one that waits
+    asked[0].cancel()  # one that is worked on: its thread is not free before it has ended
+    gate.set()
+    assert await asked[2] is True
+    with pytest.raises(ValueError, match="wrong"):
+        await turns.run("a", _wrong)
+    assert await turns.run("a", lambda: "done") == "done"
+    turns.close()
 
 
 def _wrong() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from nanoengine.serve.server.admission.work_share import (
     SECONDS_OF_A_REFUSAL,
     WorkShare,
 )
+
+pytestmark = pytest.mark.anyio
 
 
 class Clock:
@@ -52,161 +54,137 @@ async def ask(share: WorkShare, client: str, work: Callable[[], Any], num_bytes:
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 2, 9])
-def test_who_has_worked_leaves_as_much_to_each_other(clock: Clock, num_others: int) -> None:
+async def test_who_has_worked_leaves_as_much_to_each_other(clock: Clock, num_others: int) -> None:
     share = clock.share()
 
-    async def main() -> None:
-        for number in range(num_others):
-            await share.turn(f"other {number}", 0).__aenter__()
-        await ask(share, "client", lambda: clock.work(0.25))
-        assert clock.now == 0.25
-        await ask(share, "client", lambda: None)
-
-    asyncio.run(main())
+    for number in range(num_others):
+        await share.turn(f"other {number}", 0).__aenter__()
+    await ask(share, "client", lambda: clock.work(0.25))
+    assert clock.now == 0.25
+    await ask(share, "client", lambda: None)
     assert clock.now == pytest.approx(0.25 * (1 + min(num_others, MOST_OTHERS)), abs=0.002)
 
 
-def test_several_requests_of_one_come_one_after_the_other(clock: Clock) -> None:
+async def test_several_requests_of_one_come_one_after_the_other(clock: Clock) -> None:
     """What the first takes is not known when the second comes: the least is charged."""
     share = clock.share()
     begun: list[float] = []
 
-    async def main() -> None:
-        await share.turn("other", 0).__aenter__()
-        for _ in range(3):
-            await share.turn("client", 1_000_000).__aenter__()
-            begun.append(clock.now)
-
-    asyncio.run(main())
+    await share.turn("other", 0).__aenter__()
+    for _ in range(3):
+        await share.turn("client", 1_000_000).__aenter__()
+        begun.append(clock.now)
     assert begun[0] == 0
     assert begun[1] == pytest.approx(2.5e-3)
     assert begun[2] == pytest.approx(5e-3)
 
 
-def test_what_was_charged_before_is_not_charged_again(clock: Clock) -> None:
+async def test_what_was_charged_before_is_not_charged_again(clock: Clock) -> None:
     share = clock.share()
 
-    async def main() -> None:
-        await share.turn("other", 0).__aenter__()
-        for _ in range(10):
-            await ask(share, "client", lambda: clock.work(0.016), 8_000_000)
-
-    asyncio.run(main())
+    await share.turn("other", 0).__aenter__()
+    for _ in range(10):
+        await ask(share, "client", lambda: clock.work(0.016), 8_000_000)
     assert clock.now == pytest.approx(0.016 * 19, abs=0.01), "others are left as much as its own work takes"
 
 
-def test_who_comes_at_once_after_a_refusal_is_read_later(clock: Clock) -> None:
+async def test_who_comes_at_once_after_a_refusal_is_read_later(clock: Clock) -> None:
     """Beside others, as ever."""
     share = clock.share()
 
-    async def main() -> None:
+    share.refused("client")
+    await ask(share, "client", lambda: None)
+    assert clock.now == 0
+    await share.turn("other", 0).__aenter__()
+    for number in range(1, 4):
         share.refused("client")
         await ask(share, "client", lambda: None)
-        assert clock.now == 0
-        await share.turn("other", 0).__aenter__()
-        for number in range(1, 4):
-            share.refused("client")
-            await ask(share, "client", lambda: None)
-            assert clock.now == pytest.approx(number * SECONDS_OF_A_REFUSAL, abs=0.005)
-
-    asyncio.run(main())
+        assert clock.now == pytest.approx(number * SECONDS_OF_A_REFUSAL, abs=0.005)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1.0])
-def test_steps_are_paid_but_not_those_of_which_others_had_their_part(clock: Clock, seconds: float) -> None:
+async def test_steps_are_paid_but_not_those_of_which_others_had_their_part(clock: Clock, seconds: float) -> None:
     """Beside one other, a client has half of the time; of a long answer a bounded part counts, since steps are shared anyway."""
     spent = {"client": 0.0}
     share = WorkShare(lambda: clock.now, lambda: clock.worked, clock.sleep, spent)
 
-    async def main() -> None:
-        for client in ("other", "client"):
-            await share.turn(client, 0).__aenter__()  # it stays
-        for pause in (0.0, seconds, 0.0):
-            start = clock.now = clock.now + 1
-            await ask(share, "client", lambda: None)
-            spent["client"] += seconds
-            clock.now += seconds + pause
-            await ask(share, "client", lambda: None)
-            waited = clock.now - start - seconds - pause
-            expected = 0.0 if pause else max(0.0, 2 * min(seconds, MOST_OF_STEPS) - seconds)
-            assert waited == pytest.approx(expected, abs=0.002)
-
-    asyncio.run(main())
+    for client in ("other", "client"):
+        await share.turn(client, 0).__aenter__()  # it stays
+    for pause in (0.0, seconds, 0.0):
+        start = clock.now = clock.now + 1
+        await ask(share, "client", lambda: None)
+        spent["client"] += seconds
+        clock.now += seconds + pause
+        await ask(share, "client", lambda: None)
+        waited = clock.now - start - seconds - pause
+        expected = 0.0 if pause else max(0.0, 2 * min(seconds, MOST_OF_STEPS) - seconds)
+        assert waited == pytest.approx(expected, abs=0.002)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("part", [0.3, 0.49, 0.9])
-def test_only_who_has_used_more_than_its_part_waits(clock: Clock, seed: int, part: float) -> None:
+async def test_only_who_has_used_more_than_its_part_waits(clock: Clock, seed: int, part: float) -> None:
     """Beside one other client. Steps and the writing of their tokens are used in small pieces, with pauses between."""
     rng, spent = random.Random(seed), {"client": 0.0}
     share = WorkShare(lambda: clock.now, lambda: clock.worked, clock.sleep, spent)
 
-    async def main() -> None:
-        for client in ("other", "client"):
-            await share.turn(client, 0).__aenter__()
+    for client in ("other", "client"):
+        await share.turn(client, 0).__aenter__()
+    await ask(share, "client", lambda: None)
+    for _ in range(5):
+        clock.now += 0.01
+        for _ in range(20):
+            step, work = rng.uniform(0, 2e-3), rng.uniform(0, 2e-3)
+            spent["client"] += step
+            share.charged("client", clock.work, work)
+            clock.now += (step + work) / part - work
+        start = clock.now
         await ask(share, "client", lambda: None)
-        for _ in range(5):
-            clock.now += 0.01
-            for _ in range(20):
-                step, work = rng.uniform(0, 2e-3), rng.uniform(0, 2e-3)
-                spent["client"] += step
-                share.charged("client", clock.work, work)
-                clock.now += (step + work) / part - work
-            start = clock.now
-            await ask(share, "client", lambda: None)
-            assert (clock.now - start < 1e-3) == (part < 0.5)
-
-    asyncio.run(main())
+        assert (clock.now - start < 1e-3) == (part < 0.5)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_account_only_grows(clock: Clock, seed: int) -> None:
+async def test_no_account_only_grows(clock: Clock, seed: int) -> None:
     """Of minutes with streams, whose writing waits for nothing, of lengths that are said, and of refusals; each way."""
     rng, share = random.Random(seed), clock.share()
 
-    async def main() -> None:
-        for number in range(rng.randrange(1, 5)):
-            await share.turn(f"other {number}", 0).__aenter__()
-        await share.turn("client", 0).__aenter__()
-        for _ in range(300):
-            match rng.randrange(3):
-                case 0:
-                    share.charged("client", clock.work, rng.random())
-                case 1:
-                    share.refused("client")
-                case _:
-                    await ask(share, "client", lambda: None, rng.choice((0, 10**7, 10**18)))
-            clock.now += rng.random() / 2
-        start = clock.now
-        await ask(share, "client", lambda: None)
-        assert clock.now - start <= MOST_OWED + RECENT_SECONDS
-        start = clock.now
-        for _ in range(9):
-            await ask(share, "client", lambda: clock.work(1.0))
-        assert clock.now - start > 9 + 5 * MOST_OWED / 2, "nor is much of it paid before"
-
-    asyncio.run(main())
+    for number in range(rng.randrange(1, 5)):
+        await share.turn(f"other {number}", 0).__aenter__()
+    await share.turn("client", 0).__aenter__()
+    for _ in range(300):
+        match rng.randrange(3):
+            case 0:
+                share.charged("client", clock.work, rng.random())
+            case 1:
+                share.refused("client")
+            case _:
+                await ask(share, "client", lambda: None, rng.choice((0, 10**7, 10**18)))
+        clock.now += rng.random() / 2
+    start = clock.now
+    await ask(share, "client", lambda: None)
+    assert clock.now - start <= MOST_OWED + RECENT_SECONDS
+    start = clock.now
+    for _ in range(9):
+        await ask(share, "client", lambda: clock.work(1.0))
+    assert clock.now - start > 9 + 5 * MOST_OWED / 2, "nor is much of it paid before"
 
 
-def test_nobody_waits_for_one_that_has_gone(clock: Clock) -> None:
+async def test_nobody_waits_for_one_that_has_gone(clock: Clock) -> None:
     share = clock.share()
 
-    async def main() -> None:
-        await ask(share, "other", lambda: None)
-        await ask(share, "client", lambda: clock.work(0.01))
-        await ask(share, "client", lambda: clock.work(0.5))
-        assert clock.now == pytest.approx(0.52, abs=0.002), "the other was there a moment ago"
-        clock.now = 2.0
-        await ask(share, "client", lambda: None)
-        assert clock.now == 2.0
-
-    asyncio.run(main())
+    await ask(share, "other", lambda: None)
+    await ask(share, "client", lambda: clock.work(0.01))
+    await ask(share, "client", lambda: clock.work(0.5))
+    assert clock.now == pytest.approx(0.52, abs=0.002), "the other was there a moment ago"
+    clock.now = 2.0
+    await ask(share, "client", lambda: None)
+    assert clock.now == 2.0
     assert share.num_others("client") == 0 or clock.now - 2.0 <= RECENT_SECONDS
     assert not share._num_requests
     assert not share._lines
 
 
-def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> None:
+async def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> None:
     """Errors, results of what is awaited, and the end of its task reach it."""
     share = clock.share()
     seen: list[str] = []
@@ -230,20 +208,17 @@ def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> No
             clock.work(0.4)
             seen.append("ended")
 
-    async def main(run: Awaitable[None]) -> None:
-        async with share.turn("other", 0):
-            task = asyncio.ensure_future(run)
-            while len(seen) < 2:
-                await asyncio.get_running_loop().run_in_executor(None, lambda: None)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            owed = share._ready["client"] - clock.now
-            assert owed == pytest.approx(0.7, abs=0.7), "what was paid while it went on is paid"
-            assert owed >= 0.4
-
     async def run() -> None:
         await share.measured("client", answer())
 
-    asyncio.run(main(run()))
+    async with share.turn("other", 0):
+        task = asyncio.ensure_future(run())
+        while len(seen) < 2:
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        owed = share._ready["client"] - clock.now
+        assert owed == pytest.approx(0.7, abs=0.7), "what was paid while it went on is paid"
+        assert owed >= 0.4
     assert seen == ["there", "failed", "ended"]

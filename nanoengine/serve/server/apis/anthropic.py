@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -68,8 +67,8 @@ class Thread(Body, kw_only=True):
     previous_message_id: str | None = None
 
 
-class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields of both requests."""
+class CountTokensRequest(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /v1/messages/count_tokens, and fields of POST /v1/messages."""
 
     messages: Messages
     system: str | list[Table] | None = None
@@ -81,7 +80,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     thread: Thread | None = None
 
     def check(self) -> None:
-        """Refuse to continue a conversation that another server would have stored; clients then send all messages."""
+        # A conversation that another server would have stored: clients then send all messages.
         if self.thread is not None and self.thread.type == "continue":
             message = "thread.type is continue, and this server keeps no conversations: send all messages"
             raise APIError(404, message, "thread", code="thread_not_found")
@@ -103,6 +102,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
             reasoning_effort=output.effort,
             thinking=self.thinking,
             names={
+                "stop": "stop_sequences",
                 "response_format": "output_config.format" if output.format else "output_format",
                 **{f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(self.tools or ()))},
             },
@@ -111,7 +111,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
         )
 
 
-class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
+class MessagesRequest(CountTokensRequest, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages."""
 
     max_tokens: int
@@ -127,10 +127,6 @@ class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
             setattr(chat, name, getattr(self, name))
         chat.stop = self.stop_sequences
         return chat
-
-
-class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
-    """POST /v1/messages/count_tokens."""
 
 
 async def messages(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
@@ -215,9 +211,7 @@ def _other_messages(role: str, blocks: list[Table], where: str) -> list[Table]:
 def _tool(tool: Table) -> Table:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        message = (
-            f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
-        )
+        message = f"tools: {str(kind)[:80]!r} is a tool that another server runs: give tools with an input_schema"
         raise APIError(400, message, "tools")
     return tool_table(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
@@ -237,7 +231,6 @@ class MessagesWriter(Writer):
     """One message. Arguments: its id, and the name of the model as the client has it."""
 
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
-    names = MappingProxyType({"stop": "stop_sequences"})
 
     def __init__(self, message_id: str, model: str):
         super().__init__()

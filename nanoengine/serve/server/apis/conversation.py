@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from nanoengine.features.sampling.params import SamplingParams
@@ -12,9 +9,7 @@ from nanoengine.features.tool_calls.parser import StreamParser
 from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
 from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table
-from nanoengine.serve.server.bodies.thinking import thinking_wish
 from nanoengine.serve.server.errors import APIError
-from nanoengine.serve.server.served_model import ServedModel
 from nanoengine.serve.server.submission import Encoding, Submission
 
 
@@ -36,7 +31,7 @@ class Conversation(Submission[ChatRequest]):
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **cache_key, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
-    def num_thought(self, token_ids: list[int]) -> int:
+    def count_thought(self, token_ids: list[int]) -> int:
         """Tokens of a whole answer that are its thought."""
         thought = self.prompt.thought
         return 0 if thought is None else thought.count(token_ids, self.serving.tokenizer.decode)
@@ -44,22 +39,6 @@ class Conversation(Submission[ChatRequest]):
     def parser(self) -> StreamParser:
         """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
-
-
-async def chat_params(
-    serving: ServedModel, request: ChatRequest, names: Mapping[str, str] = MappingProxyType({})
-) -> SamplingParams:
-    """The sampling parameters of the next turn. Arguments and errors as for `sampling_params`."""
-    by_new_name = request.max_completion_tokens is not None
-    max_tokens_name = "max_completion_tokens" if by_new_name else "max_tokens"
-    params = await serving.params(
-        request,
-        max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
-        names={"logprobs": "top_logprobs", "max_tokens": max_tokens_name, **names},
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-    )
-    budget = thinking_wish(request)[1]
-    return params if budget is None else dataclasses.replace(params, thinking_budget=budget)
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:
@@ -131,10 +110,8 @@ def tool_call(call_id: str, name: str, arguments: Any) -> Table:
 
 def tool_table(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
     """A tool, as /v1/chat/completions has it."""
-    function: Table = {"name": name}
-    for key, value in (("description", description), ("parameters", parameters), ("strict", strict)):
-        if value is not None:
-            function[key] = value
+    fields = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    function = {key: value for key, value in fields.items() if value is not None}
     return {"type": "function", "function": function}
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode, json_response
-from nanoengine.serve.server.apis.local_sampling import OURS, LocalSampling
+from nanoengine.serve.server.apis.local_sampling import OURS, THEIRS, LocalSampling
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import with_fields
 from nanoengine.serve.server.bodies.protocol import Table, TranslatedRequest
@@ -71,8 +70,7 @@ class LlamaRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: 
             add_special_tokens=True,
             json_schema=self.json_schema,
             grammar=self.grammar,
-            names={},
-            turns="prompt",
+            names=THEIRS | {"max_tokens": "n_predict", "prompt": "prompt"},
             **self.of_chat(),
         )
         writer = LlamaWriter(serving, self)
@@ -123,8 +121,6 @@ async def props(_: HTTPRequest, serving: ServedModel) -> Response:
 
 class LlamaWriter(Writer):
     """One answer to a request. With n_predict 0 it stays empty."""
-
-    names = MappingProxyType({"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty"})
 
     def __init__(self, serving: ServedModel, request: LlamaRequest):
         super().__init__()

@@ -8,6 +8,9 @@ from nanoengine.serve.server.bodies.protocol import SAMPLING, Stops, Table
 OURS = {"repeat_penalty" if name == "repetition_penalty" else name: name for name in SAMPLING}
 """Their names -> those of /v1/chat/completions."""
 
+THEIRS = {ours: theirs for theirs, ours in OURS.items()}
+"""The reverse."""
+
 OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 

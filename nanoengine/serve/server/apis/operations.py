@@ -23,6 +23,7 @@ async def health(_: HTTPRequest, serving: ServedModel) -> Response:
 
 
 async def version(_: HTTPRequest, __: ServedModel) -> Response:
+    """The version of the server."""
     return json_response({"version": nanoengine.__version__})
 
 
@@ -58,8 +59,9 @@ def _model(serving: ServedModel, name: str) -> dict[str, object]:
 
 
 async def metrics(http: HTTPRequest, serving: ServedModel) -> Response:
-    """All counters between two steps, for Prometheus; one result is cached for a second. Each replica has a label; with
-    `?engine=all` they are added up.
+    """All counters between two steps, for Prometheus. With `?engine=all` those of replicas are added up.
+
+    One result is cached for a second.
     """
     text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
     return Response(await text.get(), media_type=CONTENT_TYPE)

@@ -7,11 +7,9 @@ have no `Writer`: with `n` choices, log probabilities and token ids they have th
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import ClassVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -20,7 +18,7 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Event
 from nanoengine.features.tool_calls.prompt import Prompt
-from nanoengine.serve.server.apis.conversation import Conversation, chat_params, ended_by
+from nanoengine.serve.server.apis.conversation import Conversation, ended_by
 from nanoengine.serve.server.apis.event_stream import EventStream, StreamFormat
 from nanoengine.serve.server.apis.json_response import encode, json_response
 from nanoengine.serve.server.bodies.params import MANY
@@ -46,9 +44,6 @@ class Writer(StreamFormat):
     An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls. Subclasses say what it means to
     open a block, to add text to it and to close it. Every method returns the events of the stream; there may be none.
     """
-
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Names of the interface for fields of `SamplingParams`, for errors."""
 
     def __init__(self) -> None:
         self.ttft: float | None = None  # seconds to the first token; None: they are measured here
@@ -128,18 +123,13 @@ class Writer(StreamFormat):
 
 
 async def reply(
-    http: HTTPRequest,
-    serving: ServedModel,
-    request: ChatRequest,
-    job_id: str,
-    writer: Writer,
-    text: str | None = None,
+    http: HTTPRequest, serving: ServedModel, request: ChatRequest, job_id: str, writer: Writer, text: str | None = None
 ) -> Response | EventStream:
     """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `Submission.finish`."""
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)
-    params = await chat_params(serving, request, writer.names)
+    params = await serving.params(request)
     conversation = Conversation(http, serving, request, job_id, params)
     conversation.text = text
     job = await (conversation.start() if request.stream else conversation.finish())
@@ -155,7 +145,7 @@ async def reply(
 
 def _whole(writer: Writer, conversation: Conversation, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
-    num_new, num_thought = len(completion.token_ids), conversation.num_thought(completion.token_ids)
+    num_new, num_thought = len(completion.token_ids), conversation.count_thought(completion.token_ids)
     usage, reader = Usage(num_prompt, output.num_cached_tokens, num_new, num_thought), conversation.parser()
     writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
@@ -174,7 +164,7 @@ async def _stream(job: Job, writer: Writer, conversation: Conversation) -> Async
             is_last = delta.finish_reason is not None
             events += writer.say(reader.read(delta.text, delta.finish_reason))
             if is_last:
-                usage = Usage(num_prompt, job.num_cached_tokens, len(tokens), conversation.num_thought(tokens))
+                usage = Usage(num_prompt, job.num_cached_tokens, len(tokens), conversation.count_thought(tokens))
                 events += _ended(writer, delta.finish_reason, delta.stop_reason, usage, job.problem)
         if events:
             yield b"".join(map(writer.write, events))

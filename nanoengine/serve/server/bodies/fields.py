@@ -86,7 +86,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "function_call": ("tool_choice",),
     "enable_thinking": ("thinking", "think", "reasoning"),
     "do_sample": ("temperature (0: the likeliest token)",),
-    **dict.fromkeys(("n_predict", "num_predict", "max_length"), ("max_tokens", "max_output_tokens")),
+    **dict.fromkeys(("max_tokens", "n_predict", "num_predict", "max_length"), ("max_tokens", "max_output_tokens")),
     "stop_sequences": ("stop",),
     "stop": ("stop_sequences",),
     "input": ("messages", "prompt"),
@@ -121,6 +121,9 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not default and (not value or isinstance(value, msgspec.Raw)) and _is_empty(name, value):
                 setattr(self, name, default)
+
+    def check(self) -> None:
+        """Refuse combinations of fields of which one would have no effect; raises APIError."""
 
 
 @cache
@@ -199,8 +202,8 @@ def check_unknown(name: str, raw: bytes, known: Mapping[str, type[Body] | None],
     empty = EMPTY[:1] if name in EMPTY_IS_A_VALUE else (*EMPTY, "")
     if _is_neutral(raw, (*empty, *NEUTRAL.get(name, NEUTRAL_ANYWHERE))):
         return
-    ways = [f"{field}.{name}" for field, inner in known.items() if inner and name in _tables(inner)]
-    ways += [other for other in INSTEAD.get(name, ()) if re.split(r"\W", other)[0] in known]
+    ways = [other for other in INSTEAD.get(name, ()) if re.split(r"\W", other)[0] in known]
+    ways += [f"{field}.{name}" for field, inner in known.items() if inner and name in _tables(inner)]
     near = "" if name in NEUTRAL else did_you_mean(name, known)
     way = f"give {ways[0]}" if ways else f"leave it out{near}"
     where = f"{prefix}{name[:80]}"

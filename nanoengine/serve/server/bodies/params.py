@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any, cast
 
 from nanoengine.errors import shown
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.server.bodies.protocol import Generation, Prompts, Queued
+from nanoengine.serve.server.bodies.protocol import ChatRequest, Generation, Prompts, Queued
 from nanoengine.serve.server.bodies.structured import structured_outputs
+from nanoengine.serve.server.bodies.thinking import thinking_wish
 from nanoengine.serve.server.errors import APIError
 
 MANY = 1000
@@ -26,15 +26,7 @@ SHARED = [
 
 
 def sampling_params(
-    request: Generation,
-    defaults: Mapping[str, Any],
-    *,
-    max_model_len: int,
-    max_n: int,
-    max_tokens: int | None,
-    names: Mapping[str, str] = MappingProxyType({}),
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    request: Generation, defaults: Mapping[str, Any], *, max_model_len: int, max_n: int
 ) -> SamplingParams:
     """The sampling parameters of a request.
 
@@ -43,30 +35,26 @@ def sampling_params(
         defaults: the model's values of fields that the request does not have.
         max_model_len: tokens of the longest sequence, where every completion ends.
         max_n: the most completions of one prompt.
-        max_tokens: the most new tokens; None: the model's default, or as many as fit.
-        names: the client's names of fields, for errors about the limits of this server.
-        logprobs, prompt_logprobs: see `SamplingParams`; `prompt_logprobs` of the request come first.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
         APIError: a value outside its range, of a field that has another name in `SamplingParams` or none.
     """
-    values: dict[str, Any] = {name: value for name in SHARED if (value := getattr(request, name)) is not None}
+    fields_of_request = {name: getattr(request, name) for name in SHARED} | request.sampling()
+    if isinstance(request, ChatRequest):
+        fields_of_request["thinking_budget"] = thinking_wish(request).get("thinking_budget")
+    values: dict[str, Any] = {name: value for name, value in fields_of_request.items() if value is not None}
     if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
         values["seed"] = request.seed
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
-    check_range(names.get("max_tokens", "max_tokens"), max_tokens, 1, max_model_len, "max_model_len")
+    check_range(request.name_of("max_tokens"), values.get("max_tokens"), 1, max_model_len, "max_model_len")
     check_range("min_tokens", request.min_tokens, 0, max_model_len, "max_model_len")
     for field in ("n", "best_of"):
         check_range(field, getattr(request, field), 1, max_n, "max_n")
-    if "prompt_logprobs" not in values and prompt_logprobs is not None:
-        values["prompt_logprobs"] = prompt_logprobs
-    if max_tokens is not None:
-        values["max_tokens"] = max_tokens
     if (wanted := structured_outputs(request)) is not None:
         values["structured_outputs"] = wanted
-    return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
+    return SamplingParams(**{"max_tokens": None, **defaults, **values})
 
 
 def check_range(field: str, value: int | None, least: int, most: int, option: str) -> None:

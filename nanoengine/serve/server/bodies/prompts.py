@@ -37,13 +37,13 @@ class Prompts:
     def of_chat(self, request: ChatRequest | TokenizeRequest) -> Prompt:
         """A conversation, rendered for the model. Raises as `Chats.prompt` and `check_turns`."""
         template = self.tokenizer.chat_template(bool(request.tools))
-        check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
-        values = dict(request.chat_template_kwargs or {})
+        kwargs, field = request.chat_template_kwargs or {}, "messages"
+        values = {name: value for name, value in kwargs.items() if value is not None}
         if isinstance(request, ChatRequest):
-            defaults = thinking_wish(request)[0] | (
-                {} if request.documents is None else {"documents": request.documents}
-            )
-            values = defaults | {name: value for name, value in values.items() if value is not None}
+            field = request.name_of("prompt")
+            documents = {} if request.documents is None else {"documents": request.documents}
+            values = thinking_wish(request) | documents | values
+        check_turns(request.messages or (), template, field)
         return self.chats.prompt(
             [joined(message) for message in request.messages or ()],
             request.tools,

@@ -78,6 +78,10 @@ class Queued(Named, kw_only=True):
     request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
 
+    def name_of(self, field: str) -> str:
+        """The client's name of a field of `SamplingParams`, or of "prompt", which is what is encoded."""
+        return "input" if field == "prompt" else field
+
 
 class Generation(with_fields(Queued, IGNORED, SAMPLING), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields that both kinds of generation have."""
@@ -108,13 +112,19 @@ class Generation(with_fields(Queued, IGNORED, SAMPLING), kw_only=True):  # type:
     grammar: str | None = None
 
     def check(self) -> None:
-        """Refuse combinations of fields of which one would have no effect."""
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise APIError(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise APIError(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
         if self.stream and self.best_of not in (None, self.n or 1):
             raise APIError(400, f"best_of is {shown(self.best_of)}: with stream it must be n", "best_of")
+
+    def name_of(self, field: str) -> str:
+        return field
+
+    def sampling(self) -> Table:
+        """Fields of `SamplingParams` that mean different things in completions and chats."""
+        raise NotImplementedError
 
 
 class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
@@ -134,6 +144,11 @@ class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
     def is_echo_only(self) -> bool:
         """Whether the answer is the prompt alone; one token is computed, and left out."""
         return bool(self.echo) and self.max_tokens == 0
+
+    def sampling(self) -> Table:
+        of_prompt = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+        max_tokens = 1 if self.is_echo_only else self.max_tokens
+        return {"max_tokens": max_tokens, "logprobs": self.logprobs, "prompt_logprobs": of_prompt}
 
 
 class ReasoningWish(with_fields(Body, ("summary", "generate_summary", "context", "mode")), kw_only=True):  # type: ignore[misc, call-arg]
@@ -182,17 +197,24 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
         if self.top_logprobs and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs=true", "top_logprobs")
 
+    def name_of(self, field: str) -> str:
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names.get(field, field)
+
+    def sampling(self) -> Table:
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return {"max_tokens": max_tokens, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+
 
 class TranslatedRequest(ChatRequest, kw_only=True):  # type: ignore[call-arg]
-    """A conversation of another interface.
-
-    Attributes:
-        names: its names of fields, by the beginnings of errors about them.
-        turns: its field of messages.
-    """
+    """A conversation of another interface. `names`: its names of fields; see `name_of`."""
 
     names: dict[str, str]
-    turns: str = "messages"
+
+    def name_of(self, field: str) -> str:
+        return self.names.get(field) or super().name_of(field)
 
 
 class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]

@@ -110,7 +110,6 @@ async def body_of(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
 
 def parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
     """The object that a body is. Raises APIError: it is no JSON, or not of that type."""
-    body = body.removeprefix(BOM_UTF8)
     signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():
         if (count := sum(np.count_nonzero(signs_of_body == sign) for sign in signs)) > most:
@@ -130,9 +129,7 @@ def parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
     except RecursionError as error:
         message = f"the body has too many tables and lists inside each other; a schema may have {MAX_DEPTH}"
         raise APIError(400, message) from error
-    check = getattr(request, "check", None)
-    if check is not None:
-        check()
+    request.check()
     return request
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
-from nanoengine.serve.server.bodies.protocol import ChatRequest, Generation, Queued
+from nanoengine.serve.server.bodies.protocol import Generation, Queued
 from nanoengine.serve.server.errors import APIError, api_error_of
 
 
@@ -19,9 +18,8 @@ def is_structured(request: Generation) -> bool:
 
 
 @contextmanager
-def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the names that the client
-    has sent.
+def named_as_sent(request: Queued) -> Iterator[None]:
+    """A context in which errors about the prompt, `structured_outputs` and other fields get the names that the client has sent.
 
     Raises:
         InvalidSamplingParams, APIError: the error, with the name of that field.
@@ -33,20 +31,13 @@ def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({
         if field.startswith("structured_outputs") and getattr(request, "structured_outputs", None) is None:
             sent = [name for name in ("response_format", "json_schema", "grammar") if getattr(request, name, None)]
             field = [*sent, "tools"][0]  # a tool has a schema where nothing else has one
-        named = {**names, **getattr(request, "names", {})}
-        raise InvalidSamplingParams(named.get(field, field), error.args[-1]) from error
+        raise InvalidSamplingParams(request.name_of(field), error.args[-1]) from error
     except (InvalidPrompt, APIError) as error:
         problem = api_error_of(error)
         if problem.param == "prompt":
-            problem.param = _field_of_prompt(request)
+            problem.param = request.name_of("prompt")
             problem.message = re.sub(r"^prompt\b", problem.param, problem.message)
         raise problem from None
-
-
-def _field_of_prompt(request: Queued) -> str:
-    if isinstance(request, ChatRequest):
-        return getattr(request, "turns", "messages")
-    return "prompt" if isinstance(request, Generation) else "input"
 
 
 def structured_outputs(request: Generation) -> dict[str, Any] | None:
@@ -55,15 +46,13 @@ def structured_outputs(request: Generation) -> dict[str, Any] | None:
     Raises:
         APIError: a `response_format` of no known type or without its schema, or several fields that each say what the text is.
     """
-    outputs: dict[str, dict[str, Any]] = {}
-    if (by_format := _of_format(request.response_format)) is not None:
-        outputs["response_format"] = by_format
-    if request.structured_outputs is not None:
-        outputs["structured_outputs"] = request.structured_outputs
-    if request.json_schema is not None:
-        outputs["json_schema"] = {"json": request.json_schema}
-    if request.grammar:
-        outputs["grammar"] = {"grammar": request.grammar}
+    fields = {
+        "response_format": _of_format(request.response_format),
+        "structured_outputs": request.structured_outputs,
+        "json_schema": None if request.json_schema is None else {"json": request.json_schema},
+        "grammar": {"grammar": request.grammar} if request.grammar else None,
+    }
+    outputs = {name: value for name, value in fields.items() if value is not None}
     if len(outputs) > 1:
         raise APIError(400, f"{' and '.join(outputs)} each say what the text is: give one of them", list(outputs)[1])
     return next(iter(outputs.values()), None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from nanoengine.serve.server.bodies.protocol import ChatRequest, ReasoningWish, Table, ThinkingWish
 
 
-def thinking_wish(request: ChatRequest) -> tuple[Table, int | None]:
-    """Values for the chat template, by the names that `thinking_values` reads, and the most tokens of the thought."""
+def thinking_wish(request: ChatRequest) -> Table:
+    """Values for the chat template, by the names that `thinking_values` reads.
+
+    Of them `thinking_budget` is the most tokens of the thought.
+    """
     reasoning, thinking = request.reasoning or ReasoningWish(), request.thinking or ThinkingWish()
     budgets = request.thinking_budget, request.thinking_token_budget, thinking.budget_tokens, reasoning.max_tokens
     budget = next((value for value in budgets if value is not None), None)
@@ -19,4 +22,4 @@ def thinking_wish(request: ChatRequest) -> tuple[Table, int | None]:
         "reasoning_effort": effort,
         "thinking_budget": budget,
     }
-    return {name: value for name, value in wish.items() if value is not None}, budget
+    return {name: value for name, value in wish.items() if value is not None}

@@ -87,10 +87,7 @@ async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
 
 async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
     """Answer an error of Starlette: no such path, no such method."""
+    problem = APIError(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         problem = APIError(405, f"{http.url.path[:80]} does not take {http.method}", headers=error.headers)
-    elif error.status_code == HTTPStatus.NOT_FOUND:
-        problem = APIError(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
-    else:
-        problem = APIError(error.status_code, error.detail, headers=error.headers)
     return problem.response(http.scope)

@@ -40,8 +40,7 @@ class Endpoint:
     Args:
         method: of HTTP.
         path: as Starlette writes it: "{name}" is one part of a path, "{name:path}" is all that follows.
-        handler: makes the answer.
-        summary: one line for /openapi.json.
+        handler: makes the answer; the first line of its documentation is the summary in /openapi.json.
         body: the type that the body of a request is read as; None: there is no body.
         stream: the media type of an answer that is streamed; empty: it is never streamed.
         access: who may call it.
@@ -51,11 +50,15 @@ class Endpoint:
     method: str
     path: str
     handler: Handler
-    summary: str
     body: type[msgspec.Struct] | None = None
     stream: str = ""
     access: Access = Access.CLIENT
     is_polled: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return str(self.handler.__doc__).partition("\n")[0]
 
     def route(self, serving: Any) -> Route:
         """The route of an application; `serving` is the second argument of its handlers."""

@@ -50,23 +50,15 @@ class ClientMiddleware:
         work_share: when the next request of a client is read.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        config: ServerConfig,
-        endpoints: Collection[Endpoint],
-        work_share: WorkShare,
-    ):
-        self._app, self._work_share = app, work_share
-        keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
+    def __init__(self, app: ASGIApp, config: ServerConfig, endpoints: Collection[Endpoint], work_share: WorkShare):
+        self._app, self._config, self._work_share = app, config, work_share
+        keys = config.api_key
         self._is_behind_front = config.front_socket is not None
-        self._hosts, self._max_bytes = config.hosts, config.max_body_bytes
+        self._hosts, self._max_bytes, self._origins = config.hosts, config.max_body_bytes, config.cors_origin or ()
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
-        self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
         self._access = {each.path: each.access for each in endpoints} | dict.fromkeys(FILES.values(), Access.OPEN)
         self._polled = {each.path for each in endpoints if each.is_polled}
-        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,7 +107,7 @@ class ClientMiddleware:
             if not status:
                 await api_error_of(error).response(scope)(scope, receive, send_with_id)
         finally:
-            if self._log and not (status == 200 and scope["path"] in self._polled):
+            if self._config.access_log and not (status == 200 and scope["path"] in self._polled):
                 fields = {"request_id": request_id, "client": scope[CLIENT], "method": scope["method"]}
                 fields |= {"path": _quoted(scope["path"]), "status": status, "bytes": scope[SENT]}
                 fields["seconds"], reason = round(time.perf_counter() - start, 6), ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -11,26 +11,29 @@ import msgspec
 import nanoengine
 from nanoengine.serve.server.http.endpoint import Endpoint
 
-FIELDS: dict[str, dict[str, Any]] = {
-    "message": {"type": "string"},
-    "type": {"type": "string"},
-    "param": {"type": ["string", "null"]},
-    "code": {"type": ["integer", "string"]},
-}
-"""Fields of an error."""
 
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "object", "required": list(FIELDS), "properties": FIELDS}},
-}
+class ErrorFields(msgspec.Struct):
+    """What is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int | str
 
 
-def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+class Error(msgspec.Struct):
+    """A refusal or a failure."""
+
+    error: ErrorFields
+
+
+@cache
+def document(endpoints: tuple[Endpoint, ...]) -> dict[str, Any]:
     """The description of some endpoints, as OpenAPI 3.1 has it."""
     bodies = {endpoint.body: None for endpoint in endpoints if endpoint.body is not None}
-    schemas, components = msgspec.json.schema_components(list(bodies), ref_template="#/components/schemas/{name}")
-    schema_of = dict(zip(bodies, schemas, strict=True))
+    types = [*bodies, Error]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         described: dict[str, Any] = {"summary": endpoint.summary, "responses": _responses(endpoint.stream)}
@@ -46,7 +49,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "nanoengine", "version": nanoengine.__version__},
         "paths": paths,
-        "components": {"schemas": {**components, "Error": ERROR}},
+        "components": {"schemas": components},
     }
 
 

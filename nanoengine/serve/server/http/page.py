@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
-from pathlib import PurePath
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -20,16 +19,10 @@ MEDIA_TYPES = {
 }
 """Media types of the page's files, by the ends of their names."""
 
-_FOLDER = files("nanoengine.serve.server.http") / "page"
+_FOLDER = Path(__file__).with_name("page")
 
-FILES = {
-    name: "/" if name == "index.html" else f"/{name}"
-    for name in (
-        *(file.name for file in _FOLDER.iterdir()),
-        *(f"vendor/{file.name}" for file in (_FOLDER / "vendor").iterdir()),
-    )
-    if PurePath(name).suffix in MEDIA_TYPES
-}
+_NAMES = (file.relative_to(_FOLDER).as_posix() for file in _FOLDER.rglob("*") if file.suffix in MEDIA_TYPES)
+FILES = {name: "/" if name == "index.html" else f"/{name}" for name in _NAMES}
 """The path of each file of the page. The files have no data of clients; licences are not served."""
 
 HEADERS = {
@@ -52,7 +45,7 @@ async def show_view(_: Request, serving: ServedModel) -> Response:
 def file_route(name: str) -> Route:
     """The route of a file of the page, which is read now. A browser may keep the file, and asks each time for changes."""
     body = (_FOLDER / name).read_bytes()
-    media_type = MEDIA_TYPES[PurePath(name).suffix]
+    media_type = MEDIA_TYPES[Path(name).suffix]
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = HEADERS | {"Cache-Control": "no-cache", "ETag": etag}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,7 +20,7 @@ from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.apis.conversation import json_schema, tool_call
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode, json_response
-from nanoengine.serve.server.apis.local_sampling import OURS, LocalSampling
+from nanoengine.serve.server.apis.local_sampling import OURS, THEIRS, LocalSampling
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
 from nanoengine.serve.server.bodies.protocol import Positive, Stops, Table, Texts, TranslatedRequest
@@ -75,7 +74,7 @@ class _Generation(with_fields(OllamaOptions, IGNORED_OLLAMA), kw_only=True):  # 
             response_format=_format(self.format),
             enable_thinking=self.think is not False if self.think is not None else None,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
-            names={"response_format": "format"},
+            names=THEIRS | {"max_tokens": "num_predict", "response_format": "format"},
             **options.of_chat(),
         )
 
@@ -135,7 +134,7 @@ async def generate(http: HTTPRequest, serving: ServedModel) -> Response | EventS
     if request.suffix:
         marks = serving.prompts.fill_tokens
         text, chat_request.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
-    chat_request.add_special_tokens, chat_request.turns = text is not None, "prompt"
+    chat_request.add_special_tokens, chat_request.names["prompt"] = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
     return await reply(http, serving, chat_request, new_id("ollama-", http, None), writer, text)
 
@@ -266,7 +265,6 @@ class OllamaWriter(Writer):
 
     media_type: ClassVar[bytes] = b"application/x-ndjson"
     ping: ClassVar[bytes] = b" "  # in front of the next line: its clients take no empty ones
-    names = MappingProxyType({"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"})
 
     def __init__(self, model: str, is_chat: bool):
         super().__init__()

@@ -16,7 +16,7 @@ from nanoengine.features.tool_calls.call_events import without_incomplete_calls
 from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
 from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
-from nanoengine.serve.server.apis.conversation import Conversation, chat_params, ended_by
+from nanoengine.serve.server.apis.conversation import Conversation, ended_by
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode
 from nanoengine.serve.server.apis.openai.choices import ChoicesAnswer
@@ -35,10 +35,8 @@ async def chat_completions(http: HTTPRequest, serving: ServedModel) -> Response 
     """Answer a conversation, n times."""
     request = await serving.read(http, ChatRequest)
     job_id = new_id("chatcmpl-", http, request.request_id)
-    params = await chat_params(serving, request)
-    answer = _Chat(http, serving, request, job_id, params)
-    answer.conversation = Conversation(http, serving, request, job_id, params)
-    return await answer.send()
+    params = await serving.params(request)
+    return await _Chat(http, serving, request, job_id, params).send()
 
 
 class _Choice:
@@ -80,18 +78,17 @@ class _Choice:
         return [{"index": index, **call} for index, call in calls.items()]
 
 
-class _Chat(ChoicesAnswer[ChatRequest]):
+class _Chat(Conversation, ChoicesAnswer[ChatRequest]):
     kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
     plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
-    conversation: Conversation
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._choices: dict[int, _Choice] = {}  # of a stream, by their indices
 
     def encode(self) -> Encoding:
-        encoded = yield from self.conversation.encode()
-        self.is_parsed = not isinstance(self.conversation.parser(), PlainText)
+        encoded = yield from super().encode()
+        self.is_parsed = not isinstance(self.parser(), PlainText)
         return encoded
 
     @property
@@ -115,7 +112,7 @@ class _Chat(ChoicesAnswer[ChatRequest]):
 
     @property
     def num_repeated(self) -> int:
-        n, prompt = self.request.n or 1, len(self.conversation.prompt.text) if self.request.return_prompt_text else 0
+        n, prompt = self.request.n or 1, len(self.prompt.text) if self.request.return_prompt_text else 0
         return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
 
     def choice(self, number: int, output: RequestOutput, index: int, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
@@ -133,21 +130,21 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         return self.shapes.chat(delta.token_ids, names, delta.logprobs or [], num_top, progress.last)
 
     def num_thought(self, outputs: Sequence[RequestOutput]) -> int:
-        return sum(self.conversation.num_thought(one.token_ids) for output in outputs for one in output.outputs)
+        return sum(self.count_thought(one.token_ids) for output in outputs for one in output.outputs)
 
     def rest(self, output: RequestOutput, of_prompt: msgspec.Raw | None) -> dict[str, Any]:
         request = self.request
         return {
             "prompt_logprobs": of_prompt,
             "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
-            "prompt_text": self.conversation.prompt.text if request.return_prompt_text else None,
+            "prompt_text": self.prompt.text if request.return_prompt_text else None,
         }
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
         """The first chunks of every choice: the role, and with `echo` the text in front of the answer."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
-        prompt = self.conversation.prompt.text if request.return_prompt_text else None
+        prompt = self.prompt.text if request.return_prompt_text else None
         of_prompt = b',"prompt_token_ids":' + encode(token_ids) + b',"prompt_text":' + encode(prompt)
         deltas = [({"role": self.role, "content": ""}, of_prompt)]
         if self.echo:
@@ -162,7 +159,7 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         self, source: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
     ) -> dict[str, Any]:
         """All that a delta says; a whole choice is one delta."""
-        choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self.conversation))
+        choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self))
         fields = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
         logprobs = None
         if delta.logprobs is not None:

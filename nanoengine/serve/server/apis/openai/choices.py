@@ -192,14 +192,15 @@ class ChoicesAnswer(Submission[G], StreamFormat):
                 usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
                 parts += [chunks.chunk(choice, usage) for choice in encoded[:-1]]
                 is_last = delta.finish_reason is not None and not with_usage
-                parts.append(chunks.last(encoded[-1], usage) if is_last else chunks.chunk(encoded[-1], usage))
+                parts.append(chunks.chunk(encoded[-1], usage + chunks.fingerprint if is_last else usage))
             for part in in_pieces(parts):
                 yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
             num_thought = self.num_thought([each.output() for each in job.requests])
             num_prompt = sum(self.num_prompt_tokens)
-            yield chunks.usage(serving.usage(num_prompt, num_new, job.num_cached_tokens, num_thought))
+            total = serving.usage(num_prompt, num_new, job.num_cached_tokens, num_thought)
+            yield chunks.chunk(b"", b',"usage":' + encode(total) + chunks.fingerprint)
 
     def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
         return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
@@ -223,24 +224,19 @@ class Chunks:
 
     Args:
         head: the JSON of every chunk, up to its choices.
-        fingerprint: of the server, for the last chunk.
+        fingerprint: of the server.
+
+    Attributes:
+        fingerprint: the JSON of the field that the last chunk has, from a comma on.
     """
 
     def __init__(self, head: bytes, fingerprint: str):
         self._head = b"data: " + head
-        self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
+        self.fingerprint = b',"system_fingerprint":' + encode(fingerprint)
 
     def chunk(self, choice: bytes, rest: bytes = b"") -> bytes:
         """One event: a choice, and the other fields of the chunk, from a comma on."""
         return b"".join((self._head, choice, b"]", rest, b"}\n\n"))
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk of a stream with `include_usage`, which has no choice."""
-        return self.last(b"", b',"usage":' + encode(usage))
-
-    def last(self, choice: bytes, rest: bytes) -> bytes:
-        """The last chunk of any other stream."""
-        return self.chunk(choice, rest + self._fingerprint)
 
 
 def usage_json(num_prompt: int, num_completion: int) -> bytes:

@@ -28,12 +28,7 @@ from nanoengine.serve.server.submission import Encoding
 async def completions(http: HTTPRequest, serving: ServedModel) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     request, prompts = await serving.read_as(http, CompletionRequest, partial(_prompts, serving))
-    params = await serving.params(
-        request,
-        max_tokens=1 if request.is_echo_only else 16 if request.max_tokens is None else request.max_tokens,
-        logprobs=request.logprobs,
-        prompt_logprobs=request.logprobs if request.echo else None,
-    )
+    params = await serving.params(request)
     answer = _Completions(http, serving, request, new_id("cmpl-", http, request.request_id), params)
     answer.prompts = prompts
     return await answer.send()

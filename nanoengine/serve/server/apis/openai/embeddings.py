@@ -61,13 +61,6 @@ def vector_of(request: Request) -> Any:
     return request.sequences[0].state[EMBEDDING]
 
 
-def usage(serving: ServedModel, requests: Sequence[Request]) -> dict[str, Any]:
-    """The usage of some requests: the tokens of their inputs."""
-    outputs = [request.output() for request in requests]
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    return serving.usage(num_prompt, 0, sum(output.num_cached_tokens for output in outputs))
-
-
 def _num_numbers(requests: Sequence[Request]) -> int:
     return sum(each.params.dimensions or 0 for each in requests if isinstance(each.params, PoolingParams))
 
@@ -79,5 +72,8 @@ def _body(serving: ServedModel, job_id: str, as_base64: bool, requests: list[Req
         vector = vector_of(request)
         embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
         pieces += [encode({"object": "embedding", "index": index, "embedding": embedding}), b","]
-    pieces[-1] = b"]," + encode({"usage": usage(serving, requests)})[1:]
+    outputs = [request.output() for request in requests]
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    usage = serving.usage(num_prompt, 0, sum(output.num_cached_tokens for output in outputs))
+    pieces[-1] = b"]," + encode({"usage": usage})[1:]
     return pieces

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode
 from nanoengine.serve.server.apis.openai.response_items import Tools, encode_thought, turns
 from nanoengine.serve.server.apis.writer import Usage, Writer, reply
-from nanoengine.serve.server.bodies.fields import IGNORED_RESPONSES, check_unknown, with_fields
+from nanoengine.serve.server.bodies.fields import IGNORED_RESPONSES, Body, with_fields
 from nanoengine.serve.server.bodies.protocol import SAMPLING, Named, ReasoningWish, Table, TranslatedRequest
 from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.scope import new_id
@@ -26,11 +25,10 @@ from nanoengine.serve.server.served_model import ServedModel
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-KNOWN = {
-    "reasoning": ("effort", "max_tokens", "summary", "generate_summary", "context", "mode"),
-    "text": ("format", "verbosity"),
-}
-"""Known fields of tables; the tables are repeated in the answer."""
+class TextOptions(with_fields(Body, ("verbosity",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """The format of the text."""
+
+    format: Table | None = None
 
 
 class ResponsesRequest(
@@ -45,16 +43,13 @@ class ResponsesRequest(
     stream: bool | None = False
     max_output_tokens: int | None = None
     chat_template_kwargs: Table | None = None
-    text: Table | None = None
-    reasoning: Table | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningWish | None = None
     tools: list[Table] | None = None
     tool_choice: str | Table | None = None
     parallel_tool_calls: bool | None = True
 
     def check(self) -> None:
-        for field, known in KNOWN.items():
-            for name in (table := getattr(self, field) or {}).keys() - known:
-                check_unknown(name, encode(table[name]), dict.fromkeys(known), f"{field}.")
         if "message.output_text.logprobs" in (self.include or ()):
             raise APIError(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
         if not self.input:
@@ -68,10 +63,14 @@ class ResponsesRequest(
             tools=tools.tables or None,
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=_format((self.text or {}).get("format")),
-            names={"response_format": "text.format", **tools.fields},
-            turns="input",
-            reasoning=_reasoning(self.reasoning or {}),
+            response_format=_format(self.text and self.text.format),
+            names={
+                "prompt": "input",
+                "max_tokens": "max_output_tokens",
+                "response_format": "text.format",
+                **tools.fields,
+            },
+            reasoning=self.reasoning,
             chat_template_kwargs=self.chat_template_kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
@@ -92,15 +91,6 @@ async def responses(http: HTTPRequest, serving: ServedModel) -> Response | Event
     return await reply(http, serving, chat, response_id, writer)
 
 
-def _reasoning(table: Table) -> ReasoningWish:
-    try:
-        return msgspec.convert(
-            {name: value for name, value in table.items() if name in ("effort", "max_tokens")}, ReasoningWish
-        )
-    except msgspec.ValidationError as error:
-        raise APIError(400, f"reasoning: {error}", "reasoning") from error
-
-
 def _choice(choice: str | Table | None) -> str | Table | None:
     if not isinstance(choice, dict):
         return choice
@@ -118,19 +108,19 @@ def _choice(choice: str | Table | None) -> str | Table | None:
     raise APIError(400, message, "tool_choice")
 
 
-def _format(table: Any) -> Table | None:
-    if not table:
-        return None
-    if not isinstance(table, dict):
-        raise APIError(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
-    if table.get("type") != "json_schema":
-        return table
-    return json_schema(table.get("schema"))
+def _format(table: Table | None) -> Table | None:
+    return json_schema(table.get("schema")) if table and table.get("type") == "json_schema" else table
 
 
 def _encoded(value: Any) -> msgspec.Raw:
     """The JSON of a value that may be long and is in several events."""
     return msgspec.Raw(encode(value))
+
+
+def _sent(table: Body | None) -> Table:
+    """The fields of a table that the client has sent, which the answer repeats."""
+    fields = {} if table is None else msgspec.structs.asdict(table)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class ResponsesWriter(Writer):
@@ -141,8 +131,6 @@ class ResponsesWriter(Writer):
         request: its body.
         tools: of the request.
     """
-
-    names = MappingProxyType({"max_tokens": "max_output_tokens"})
 
     def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools):
         super().__init__()
@@ -165,10 +153,10 @@ class ResponsesWriter(Writer):
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
+            "reasoning": {"effort": None, "summary": None} | _sent(request.reasoning),
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}, **(request.text or {})},
+            "text": {"format": {"type": "text"}} | _sent(request.text),
             "tool_choice": request.tool_choice or "auto",
             "tools": _encoded(request.tools or []),
             "top_p": request.top_p,

@@ -85,17 +85,17 @@ const keyOf = ({ request_id: id, index }) => `${id} ${index}`;
 
 /** A name: the beginning of the id that the client gave its call, the number of the prompt, and that of its completion. */
 function nameOf({ request_id: id, index }) {
-  const [, own, prompt] = id.match(/^[a-z]+[-_](.*)-(\d+)-[0-9a-f]{8}$/) ?? [id, id, "0"];
-  return own.slice(0, 12) + (prompt === "0" ? "" : `-${prompt}`) + (index ? `.${index}` : "");
+  const [, clientId, prompt] = id.match(/^[a-z]+[-_](.*)-(\d+)-[0-9a-f]{8}$/) ?? [id, id, "0"];
+  return clientId.slice(0, 12) + (prompt === "0" ? "" : `-${prompt}`) + (index ? `.${index}` : "");
 }
 
 const isPointed = (sequence) => pointed.request === keyOf(sequence) || sequence.blocks.includes(pointed.block);
 
 function drawRequests({ sequences }) {
-  $("requests").replaceChildren(...sequences.map((own) => {
-    const texts = [nameOf(own), own.state, number(own.num_prompt), number(own.num_cached ?? 0), number(own.num_output)];
-    const row = make("tr", { className: isPointed(own) ? "pointed" : "" }, ...texts.map((text) => make("td", { textContent: text })));
-    row.dataset.key = keyOf(own);
+  $("requests").replaceChildren(...sequences.map((sequence) => {
+    const texts = [nameOf(sequence), sequence.state, number(sequence.num_prompt), number(sequence.num_cached ?? 0), number(sequence.num_output)];
+    const row = make("tr", { className: isPointed(sequence) ? "pointed" : "" }, ...texts.map((text) => make("td", { textContent: text })));
+    row.dataset.key = keyOf(sequence);
     return row;
   }));
   $("nothing").hidden = sequences.length > 0;
@@ -108,11 +108,11 @@ function drawBlocks({ pool, sequences }) {
   const count = Math.min(MAX_CELLS, pool.num_blocks);
   while (map.childElementCount > count) map.lastChild.remove();
   while (map.childElementCount < count) map.append(make("i"));
-  const own = new Set(sequences.find((sequence) => pointed.request === keyOf(sequence))?.blocks);
+  const pointedBlocks = new Set(sequences.find((sequence) => pointed.request === keyOf(sequence))?.blocks);
   const kindOf = (block) => pool.cells[block - 1] ?? ".";
   for (const [i, cell] of [...map.children].entries()) {
     if (cell.dataset.kind !== kindOf(i + 1)) cell.dataset.kind = kindOf(i + 1);
-    cell.classList.toggle("other", own.size > 0 && !own.has(i + 1));
+    cell.classList.toggle("other", pointedBlocks.size > 0 && !pointedBlocks.has(i + 1));
   }
   map.ariaLabel = `Map of the KV blocks: ${pool.num_used} in use, ${pool.num_cached} cached, ${pool.num_free} empty`;
   setText($("pool-size"), `${plural(pool.num_blocks, "block")} of ${plural(pool.block_size, "token")}`);

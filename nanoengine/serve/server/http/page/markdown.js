@@ -75,9 +75,9 @@ function makeList({ ordered, start, items }, depth) {
 
 function makeTable({ header, rows }, depth) {
   const cell = (tag) => ({ tokens, align }) => {
-    const found = make(tag, {}, ...tokens.map((part) => makePart(part, depth + 2)));
-    if (align) found.style.textAlign = align;
-    return found;
+    const element = make(tag, {}, ...tokens.map((part) => makePart(part, depth + 2)));
+    if (align) element.style.textAlign = align;
+    return element;
   };
   const row = (cells, tag) => make("tr", {}, ...cells.map(cell(tag)));
   const table = make("table", {}, make("thead", {}, row(header, "th")), make("tbody", {}, ...rows.map((cells) => row(cells, "td"))));

@@ -19,12 +19,12 @@ export function startSettings() {
 }
 
 /** Show the settings of a conversation; `onChange` is called when they change. */
-export function fillSettings(own, onChange) {
-  settings = own;
+export function fillSettings(ofConversation, onChange) {
+  settings = ofConversation;
   changed = onChange;
-  $("system").value = own.system ?? "";
-  $("think").checked = !own.noThinking;
-  for (const name of NUMBERS) $(name).value = own[name] ?? "";
+  $("system").value = settings.system ?? "";
+  $("think").checked = !settings.noThinking;
+  for (const name of NUMBERS) $(name).value = settings[name] ?? "";
   tellSettings();
 }
 
