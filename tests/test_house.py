@@ -43,7 +43,7 @@ POLICY = {
     "features.beam_search": ("search",),
     "features.tool_calls": ("chats", "grammar", "parser", "prompt"),
     "serve.aio": ("async_llm_engine",),
-    "serve.front": ("run", "ps", "child_process"),
+    "serve.front": ("run", "ps", "model_server"),
     "scale.worker": ("child", "link", "remote_runner", "process"),
     "scale.replicas": (
         "messages",

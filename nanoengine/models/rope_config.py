@@ -132,25 +132,20 @@ def _read_one(
     if kind not in KINDS:
         raise fields.wrong("rope_type", stated, f"supported are {', '.join(KINDS)}")
     fraction = fields.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0), most=1.0)
+    theta = fields.number("rope_theta", theta, *THETAS)
+    if kind == "proportional":  # the first pairs of a head rotate, with the frequencies of a whole head
+        fields.expect("factor", 1.0)
+        fields.refuse_others()
+        return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
     rotary_dim = int(head_dim * fraction)
-    if kind == "proportional":
-        return _proportional(fields, head_dim, fraction, fields.number("rope_theta", theta, *THETAS))
     if fraction != 1.0 and not may_be_partial:
         raise fields.wrong("partial_rotary_factor", fraction, "this architecture rotates whole heads, 1.0 is supported")
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         why = f"of head_dim {head_dim} it must leave an even number of dimensions to rotate"
         raise fields.wrong("partial_rotary_factor", fraction, why)
-    theta = fields.number("rope_theta", theta, *THETAS)
     facts = _scaling(kind, fields, outer, rotary_dim // 2)
     fields.refuse_others()
     return RopeConfig(theta=theta, rotary_dim=rotary_dim, kind=kind, **facts)
-
-
-def _proportional(fields: ConfigFields, head_dim: int, fraction: float, theta: float) -> RopeConfig:
-    """A rotation of the first pairs of a head, with the frequencies of a whole head."""
-    fields.expect("factor", 1.0)
-    fields.refuse_others()
-    return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
 
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "factors")

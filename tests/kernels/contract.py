@@ -44,7 +44,7 @@ from tests.kernels.quantized_matrices import (
     drawn,
     experts_from,
 )
-from tests.support import threads
+from tests.support import TOY, threads
 
 
 def linear(case: Case) -> Operation:
@@ -305,7 +305,7 @@ def route(case: Case) -> Operation:
     count = case.rng.randint(1, 300)
     chosen = case.rng.randint(1, min(count, 16))
     facts = ExpertsConfig(num_experts=count, num_chosen=chosen, intermediate_size=32, normalize=True)
-    layer = Experts(Factory(case.kernels, case.dtype, CPU), case.inputs, facts)
+    layer = Experts(replace(TOY, hidden_size=case.inputs, experts=facts), Factory(case.kernels, case.dtype, CPU))
     layer.router.weight = case.filled([case.numbers(count, case.inputs)], None).weight
     return lambda rows: layer.route(case.x[rows]), lambda *_: None
 

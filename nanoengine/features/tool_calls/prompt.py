@@ -81,10 +81,7 @@ class Prompt:
                     " use one of them",
                 )
             changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
-        return self.answered(dataclasses.replace(params, **changes) if changes else params)
-
-    def answered(self, params: Any) -> Any:
-        """Sampling parameters for the answer alone, not for its thought."""
+        params = dataclasses.replace(params, **changes) if changes else params
         thought = self.thought if params.is_of_answer else None
         return params if thought is None else dataclasses.replace(params, thought=thought)
 

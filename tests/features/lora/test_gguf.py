@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from nanoengine import LoRARequest, SamplingParams
 from tests.features.lora.written import merged, write_adapter
 from tests.models.families import engine, family_checkpoint
-from tests.models.gguf.written_hybrids import write_hybrid
+from tests.models.gguf.written import write_gguf
 
 PROMPT = [(7 * i + 3) % 250 for i in range(40)]
 
@@ -19,7 +19,7 @@ PROMPT = [(7 * i + 3) % 250 for i in range(40)]
 @pytest.mark.parametrize("num_value_heads", [2, 6])  # as many as keys: in order; more: tiled
 def test_value_heads_of_qwen35_are_found_where_the_file_has_them(tmp_path: Path, num_value_heads: int) -> None:
     folder = family_checkpoint(tmp_path / "model", "Qwen3.5", linear_num_value_heads=num_value_heads)
-    path = write_hybrid(folder, tmp_path / "model.gguf")
+    path = write_gguf(folder, tmp_path / "model.gguf")
     model = AutoModelForCausalLM.from_pretrained(folder)
     linear = {name: own.weight.shape for name, own in model.named_modules() if isinstance(own, torch.nn.Linear)}
     linear.pop("lm_head")

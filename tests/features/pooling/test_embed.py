@@ -22,8 +22,8 @@ from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.kernels.native.support import unsupported_reason
 from tests.e2e.small_engine import Broken, finish, open_llm, raise_at, sabotage, step
 from tests.models.families import family_checkpoint
-from tests.models.gguf.written import tiny_model, write_gguf
-from tests.support import byte_tokenizer, fill_kv_with_nan, model_runner, tiny_checkpoint
+from tests.models.gguf.written import write_gguf
+from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
 
 Vector = np.ndarray[Any, Any]
 
@@ -171,12 +171,11 @@ def test_a_model_without_a_head_is_the_same(tmp_path: Path, shape: str, shard: s
 
 
 def test_a_gguf_file_says_how(tmp_path: Path) -> None:
-    model, tensors = tiny_model("qwen3", tmp_path / "whole", vocab_size=300)
-    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    folder = family_checkpoint(tmp_path / "folder", "Qwen3, yarn")
     found = []
     for number in (1, 3):
-        file = write_gguf(model, tensors, tmp_path / f"{number}.gguf", pooling_type=number)
-        with open_llm(file, tokenizer=str(tmp_path / "tokenizer")) as llm:
+        file = write_gguf(folder, tmp_path / f"{number}.gguf", pooling_type=number)
+        with open_llm(file, tokenizer=str(folder)) as llm:
             own = embed(llm, PROMPTS[1])[0]
             kind = PoolingParams(pooling={1: "mean", 3: "last"}[number], normalize=True)
             assert own.tobytes() == embed(llm, PROMPTS[1], kind)[0].tobytes()
