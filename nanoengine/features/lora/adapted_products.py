@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.layer_map import LinearLayer
-from nanoengine.kernels.operations import Kernels, Norm
+from nanoengine.kernels.operations import Around, Kernels
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -119,20 +119,13 @@ class AdaptedProducts:
         return self.is_used and id(weight) in self.numbers
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_changed(weight):
-            return self._plain(x, weight, bias, norm=norm, residual=residual, activation=activation, dtype=dtype)
-        factors, total = self.kernels.normed(x, norm, residual)
-        out = self.add(factors, weight, self._plain(factors, weight, bias, dtype=dtype)[0])
+            return self._plain(x, weight, bias, **around)
+        factors, total = self.kernels.normed(x, around.get("norm"), around.get("residual"))
+        out = self.add(factors, weight, self._plain(factors, weight, bias, dtype=around.get("dtype"))[0])
+        activation = around.get("activation")
         return out if activation is None else self.kernels.gate(out, activation), total
 
     def add(self, x: Tensor, weight: Weight, out: Tensor) -> Tensor:

@@ -142,7 +142,5 @@ def test_blocks_stay_blocks_and_are_right(shape: str, tmp_path: Path) -> None:
     with engine(file, tokenizer=str(folder)) as llm:
         model = model_runner(llm).model
         mixers = [part.weight for mixer in model.mixers.values() for part in (mixer.in_proj, mixer.out_proj)]
-        experts = (
-            [weights for layer in model.layers for weights in layer.mlp.mixture.weights] if not mixers else []
-        )
+        experts = [weights for layer in model.layers for weights in layer.mlp.mixture.weights] if not mixers else []
         assert all(kind.name in weights.formats() for weights in mixers + experts)
