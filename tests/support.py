@@ -19,7 +19,7 @@ from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.features.kv_groups.state_pool import StateKeeper
+from nanoengine.features.kv_groups.state_keeper import StateKeeper
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.native.c_functions import c_functions

@@ -176,11 +176,11 @@ def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -
         return {"factor": factor, "trained_positions": trained, "low_freq_factor": low, "high_freq_factor": high}
     factor = longest / trained if fields.get("factor") is None else fields.number("factor", REQUIRED, *STRETCHES)
     return {"factor": factor, "trained_positions": trained} | (
-        _yarn(fields, factor) if kind == "yarn" else _longrope(fields, factor, trained, pairs)
+        _yarn_fields(fields, factor) if kind == "yarn" else _longrope_fields(fields, factor, trained, pairs)
     )
 
 
-def _yarn(fields: ConfigFields, factor: float) -> dict[str, Any]:
+def _yarn_fields(fields: ConfigFields, factor: float) -> dict[str, Any]:
     def amplitude(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
@@ -195,7 +195,7 @@ def _yarn(fields: ConfigFields, factor: float) -> dict[str, Any]:
     }
 
 
-def _longrope(fields: ConfigFields, factor: float, trained: int, pairs: int) -> dict[str, Any]:
+def _longrope_fields(fields: ConfigFields, factor: float, trained: int, pairs: int) -> dict[str, Any]:
     amplitude = 1.0 if factor <= 1.0 or trained < 2 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
     return {
         "amplitude": _stated_or(fields, "attention_factor", amplitude),

@@ -13,10 +13,10 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.features.thought import Thought
+from nanoengine.features.tool_calls.answer_parser import Call, Event, Reasoning, StreamParser, Text, answer_parser
 from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, THINK, ToolFormat, bare_delimiters
 from nanoengine.features.tool_calls.grammar import call_grammar
 from nanoengine.features.tool_calls.harmony import ANALYSIS_BEGUN, BODY, FINAL, NO_THOUGHT, message_begun
-from nanoengine.features.tool_calls.parser import Call, Event, Reasoning, StreamParser, Text, answer_parser
 from nanoengine.features.tool_calls.tool import Choice
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanoengine.features.tool_calls.call_events import Call, CallEmitter, CallPiece
+from nanoengine.features.tool_calls.call_emitter import Call, CallEmitter, CallPiece
 from nanoengine.features.tool_calls.delimiters import past_space
 from nanoengine.features.tool_calls.formats import ToolFormat
 from nanoengine.features.tool_calls.json_calls import CallReader, NameAndArguments, Outcome

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.features.tool_calls import json_calls, python_calls, xml_calls
-from nanoengine.features.tool_calls.call_events import without_incomplete_calls
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
+from nanoengine.features.tool_calls.call_emitter import without_incomplete_calls
 from nanoengine.features.tool_calls.formats import FORMATS, PLAIN
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
 from tests.drawn import FAST
 
 INF = float("inf")

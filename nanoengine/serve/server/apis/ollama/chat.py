@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.apis.conversation import json_schema, tool_call
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode, json_response

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from nanoengine.features.tool_calls.call_events import Call, CallPiece
+from nanoengine.features.tool_calls.call_emitter import Call, CallPiece
 from nanoengine.features.tool_calls.delimited import DelimitedParser
 from nanoengine.features.tool_calls.formats import ToolFormat
 from nanoengine.features.tool_calls.harmony import Harmony
