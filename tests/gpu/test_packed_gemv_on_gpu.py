@@ -72,7 +72,7 @@ def test_products_of_4b_are_those_of_float64(name: str, inputs: int, outputs: in
     exact_weight, is_newer = source.dequantize(torch.float32).double(), torch.cuda.get_device_capability() >= (9, 0)
     for rows in range(1, 5):
         x, residual = numbers(rows, inputs).bfloat16(), numbers(rows, inputs).bfloat16()
-        fusion = Fusion(activation="silu" if around == "gate" else None, out_dtype=torch.float32)
+        fusion = Fusion(activation="silu" if around == "gate" else None, dtype=torch.float32)
         exact, expected_total = x.double(), x
         if around:
             norm_weight, expected_total = 1 + numbers(inputs) / 9, x + residual

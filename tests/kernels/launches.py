@@ -104,7 +104,7 @@ def launch_products(dtype: torch.dtype) -> None:
         (1024, 6144, {"residual", "norm"}, {"activation": "silu"}),
         (640, 4096, {"norm"}, {"activation": "gelu_tanh"}),
         (1024, 6144, set(), {"activation": "silu"}),
-        (1024, 151936, set(), {"out_dtype": FULL}),
+        (1024, 151936, set(), {"dtype": FULL}),
         (1000, 2500, {"residual", "norm", "bias"}, {}),
     ]
     for (inputs, outputs, asked, options), format, rows in product(cases, (None, *FORMATS), (ROWS, most_rows(dtype))):

@@ -5,13 +5,15 @@ that the host need not wait for it.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
 from nanoengine.kernels.attention import WriteInOneGo
-from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, Write
+from nanoengine.kernels.operations import Around, ExpertWeights, Kernels, Mixture, Norm, Write
 from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
@@ -81,22 +83,15 @@ class TritonKernels(Kernels):
         return weight
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         content = _content(weight)
-        fusion = Fusion(bias, norm, residual, activation, dtype, self.tuning.launch(len(x), product=True))
+        fusion = Fusion(bias, **around, launch=self.tuning.launch(len(x), product=True))
         if (fused := self._fused(x, content, fusion)) is not None:
             return fused
-        if norm is not None:
-            factors, total = self.normed(x, norm, residual)
+        dtype, activation = fusion.dtype, fusion.activation
+        if fusion.norm is not None:
+            factors, total = self.normed(x, fusion.norm, fusion.residual)
             return self.product(factors, weight, bias, activation=activation, dtype=dtype)[0], total
         if activation is not None:
             return self.gate(self.product(x, weight)[0], activation), x

@@ -41,7 +41,7 @@ def test_it_stands_in_for_the_other_product_of_few_rows(inputs: int, rows: int) 
         return random(*shape, dtype=torch.bfloat16, seed=len(shape) + shape[0]).to(DEVICE)
 
     x, weight, norm = numbers(rows, inputs), numbers(5, inputs), Norm(torch.rand(inputs, device=DEVICE), 1e-6)
-    fusion = Fusion(numbers(5), norm, numbers(rows, inputs) * 9, out_dtype=torch.float32)
+    fusion = Fusion(numbers(5), norm, numbers(rows, inputs) * 9, dtype=torch.float32)
     (found, total), (expected, sums) = (product(x, weight, fusion) for product in (gemv, product_of_few_rows))
     assert torch.equal(total, sums)
     normed = torch.nn.functional.rms_norm(total.float(), (inputs,), *norm)

@@ -43,7 +43,7 @@ def test_chunks_of_all_sizes_some_of_which_are_not_there_in_time(monkeypatch: py
     assert isinstance(source, Grouped)
     exact = source.dequantize(torch.float32).double()
     x = random(2, inputs, dtype=torch.bfloat16).to(DEVICE)
-    found, same = packed_gemv(x, packed(source), Fusion(out_dtype=torch.float32))
+    found, same = packed_gemv(x, packed(source), Fusion(dtype=torch.float32))
     assert same is x
     magnitude = x.double().abs() @ exact.abs().T.to(DEVICE)
     assert ((found.double() - x.double() @ exact.T.to(DEVICE)).abs() <= 3e-7 * magnitude).all(), "nothing is rounded"

@@ -20,7 +20,7 @@ class Fusion(NamedTuple):
         norm: of the input, whose weight is [inputs] float32.
         residual: like x; left as it is. It needs a norm.
         activation: by which the first half of the outputs gates the second; without one there are no gates.
-        out_dtype: that of x, if not given.
+        dtype: of the outputs; that of x, if not given.
         launch: see `dependent.py`.
     """
 
@@ -28,7 +28,7 @@ class Fusion(NamedTuple):
     norm: Norm | None = None
     residual: Tensor | None = None
     activation: str | None = None
-    out_dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None
     launch: int = 0
 
     @property
@@ -44,7 +44,7 @@ class Fusion(NamedTuple):
         """
         assert self.residual is None or (self.residual.is_contiguous() and self.norm is not None)
         assert self.bias is None or self.activation is None
-        out = x.new_empty(len(x), outputs, dtype=self.out_dtype or x.dtype)
+        out = x.new_empty(len(x), outputs, dtype=self.dtype or x.dtype)
         return out, x if self.residual is None else torch.empty_like(x)
 
     def arguments(self, x: Tensor, out: Tensor, total: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
