@@ -69,13 +69,7 @@ def _read_scales(
 
 @triton.jit
 def _read(
-    weight,
-    scales,
-    zeros,
-    norm_weight,
-    of_outputs,
-    output,
-    offset,
+    source,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -88,7 +82,12 @@ def _read(
 ):
     """Of one chunk the bytes [PIECES, TILE, size], scales and zeros [PIECES, TILE] of each set of outputs; and the weights of the
     norm [PIECES, size] for each half of its bytes.
+
+    Args:
+        source: (numbers, scales and zeros of the weight, weight of the norm, result of `_read_scales`, first output of the
+            program, offsets of its outputs from that).
     """
+    weight, scales, zeros, norm_weight, of_outputs, output, offset = source
     FIRST: tl.constexpr = CHUNKS[CHUNK][0]
     SIZE: tl.constexpr = CHUNKS[CHUNK][1]
     WIDTH: tl.constexpr = INPUTS * BITS // 8
@@ -230,12 +229,10 @@ def _packed_gemv_kernel(
     if OUTPUTS % TILE:
         offset = tl.minimum(offset, OUTPUTS - 1 - output)  # what is too much repeats the last one
     of_outputs = _read_scales(scales, zeros, output, offset, OUTPUTS, SETS, BITS, GROUPS, ZEROS)
+    source = (weight, scales, zeros, norm_weight, of_outputs, output, offset)
     chunks = ()
     for i in tl.static_range(HELD):
-        chunk = _read(
-            *(weight, scales, zeros, norm_weight, of_outputs, output, offset, CHUNKS, i),
-            *(INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS),
-        )
+        chunk = _read(source, CHUNKS, i, INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS)
         chunks = _with(chunks, chunk)
     dependent.wait(LAUNCH)
 
@@ -246,10 +243,7 @@ def _packed_gemv_kernel(
         squares = _with(squares, tl.zeros([PIECES], tl.float32))
     for i in tl.static_range(len(CHUNKS)):
         if i + HELD < len(CHUNKS):
-            chunk = _read(
-                *(weight, scales, zeros, norm_weight, of_outputs, output, offset, CHUNKS, i + HELD),
-                *(INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS),
-            )
+            chunk = _read(source, CHUNKS, i + HELD, INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS)
             chunks = _with(chunks, chunk)
         sums, squares = _add(
             *(x, residual, chunks[i], sums, squares, CHUNKS, i),
