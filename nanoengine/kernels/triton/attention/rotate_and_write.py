@@ -22,25 +22,18 @@ ELEMENTS = 1024
 
 
 @triton.jit
-def _store(
-    cache,
-    scales,
-    block,
-    offset,
-    head,
-    block_stride,
-    slot_stride,
-    head_stride,
-    first,
-    second,
-    written,
-    dtype: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if the cache has 8 bits."""
+def _store(cache, slot, first, second, dtype: tl.constexpr, HALF: tl.constexpr):
+    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if the cache has 8 bits.
+
+    Args:
+        cache: (numbers, scales, strides of blocks, slots and heads) of K or of V.
+        slot: (block, offset in the block, heads, which of them are written).
+    """
+    numbers, scales, block_stride, slot_stride, head_stride = cache
+    block, offset, head, written = slot
     head = head.to(tl.int64)[:, None]
     pair = tl.arange(0, first.shape[1])
-    target = cache + block * block_stride + offset * slot_stride + head * head_stride + pair[None, :]
+    target = numbers + block * block_stride + offset * slot_stride + head * head_stride + pair[None, :]
     first, second = first.to(dtype), second.to(dtype)
     if scales is not None:
         first, second = first.to(tl.float32), second.to(tl.float32)
@@ -122,12 +115,10 @@ def rotate_and_write_kernel(
 
     slot = tl.load(slots + token)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    written = (head < tl.where(slot < 0, 0, count))[:, None]
+    target_slot = (block, offset, head, (head < tl.where(slot < 0, 0, count))[:, None])
     if is_v:
-        _store(
-            v_cache, v_scales, block, offset, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
-            v.dtype.element_ty, HALF,
-        )  # fmt: skip
+        target_cache = (v_cache, v_scales, v_block_stride, v_slot_stride, v_head_stride)
+        _store(target_cache, target_slot, first, second, v.dtype.element_ty, HALF)
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
         # All loads come before the sum, for which warps wait: they are on their way at the same time.
@@ -153,10 +144,8 @@ def rotate_and_write_kernel(
                 target = k_out + token * k_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
                 tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
                 tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
-            _store(
-                k_cache, k_scales, block, offset, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
-                k.dtype.element_ty, HALF,
-            )  # fmt: skip
+            target_cache = (k_cache, k_scales, k_block_stride, k_slot_stride, k_head_stride)
+            _store(target_cache, target_slot, first, second, k.dtype.element_ty, HALF)
 
 
 def rotate_and_write(
