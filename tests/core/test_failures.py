@@ -160,7 +160,7 @@ class BrokenPart(Exception):
     """What a part raises."""
 
 
-ASKED = ("to_preempt", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+ASKED = ("preemption_victims", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
 TOLD = ("after_step", "finished")
 
 

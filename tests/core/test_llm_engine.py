@@ -77,7 +77,7 @@ def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_d
 
 def test_a_chunk_that_was_launched_before_a_preemption_publishes_nothing_of_the_next_life() -> None:
     class Preempting(PolicyPart):
-        def to_preempt(self, running: Any, waiting: Any) -> Any:
+        def preemption_victims(self, running: Any, waiting: Any) -> Any:
             return running.copy()
 
     engine = make_engine(max_chunk=4, parts=[Preempting()])
@@ -205,7 +205,7 @@ def test_a_part_that_is_idle_is_asked_nothing_in_steps() -> None:
     part.is_idle = False
     while not request.finished:
         engine.step()
-    assert called >= {"to_preempt", "candidates", "complete", "after_step", "finished"}
+    assert called >= {"preemption_victims", "candidates", "complete", "after_step", "finished"}
     part.is_idle = True
     called.clear()
     engine.close()
