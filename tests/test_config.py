@@ -131,13 +131,6 @@ def test_an_unknown_option_is_refused_and_the_nearest_is_suggested(name: str, ne
         LLM("demo", **{name: 4})
 
 
-def test_errors_about_options_are_also_what_python_programs_expect() -> None:
-    with pytest.raises(TypeError):
-        LLM("demo", zzz=1)
-    with pytest.raises(ValueError):
-        LLM("demo", block_size=0)
-
-
 def test_a_config_does_not_change() -> None:
     with pytest.raises(AttributeError):
         read_config("demo", {}).block_size = 4  # type: ignore[misc]

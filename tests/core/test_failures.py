@@ -140,21 +140,6 @@ def test_an_error_of_the_tokenizer_ends_the_sequence_whose_text_it_is() -> None:
     ]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_blocks_that_a_failed_step_was_to_clear_are_cleared_by_another(depth: int) -> None:
-    model = Watched(failing=[2])
-    engine = make_engine(num_blocks=4, model=model, depth=depth)
-    dirty = engine.scheduler.blocks.dirty
-    dirty.update([1, 2, 3, 4])
-    run(engine, [engine.make_request([5] * 3, params(1))])
-    engine.submit(engine.make_request([6] * 9, params(3)))
-    while engine.has_unfinished:
-        engine.step()
-    run(engine, [engine.make_request([8] * 13, params(2))])
-    assert model.num_cleared >= 4
-    assert not dirty
-
-
 class BrokenPart(Exception):
     """What a part raises."""
 

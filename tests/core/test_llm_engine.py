@@ -53,17 +53,6 @@ def test_the_executor_is_closed_though_an_abort_raises() -> None:
         engine.step()
 
 
-def test_completions_start_together_once_their_prompt_is_computed() -> None:
-    engine = make_engine()
-    request = engine.make_request([1] * 9, CoreSamplingParams(n=20))
-    engine.submit(request)
-    engine.step()
-    assert len(engine.scheduler.running) == 1
-    engine.step()
-    assert len(engine.scheduler.waiting) == 0
-    assert engine.executor.num_computed == 9 + 19 * 1, "the second step computes one token of each"
-
-
 def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_done() -> None:
     engine = make_engine(max_num_batched_tokens=20, max_chunk=10)
     for prompt in ([1] * 30, [1] * 8 + [2] * 3):
