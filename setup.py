@@ -21,7 +21,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 KERNELS = ROOT / "nanoengine" / "kernels" / "native"
 compiler = runpy.run_path(str(KERNELS / "compiler.py"))  # alone: the package around it needs what is not installed yet
-LINK = ("-shared", "-s", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
+LINK = ("-s", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
 
 
 class BuildWithKernels(build_py):
@@ -69,9 +69,8 @@ def prebuild(folder: Path) -> None:
     program = compiler["find_compiler"]()
     with tempfile.TemporaryDirectory() as workplace:
         for target in targets:
-            library = compiler["compile_library"](
-                compiler["SOURCES"], program, compiler["flags_for"](target), Path(workplace), LINK
-            )
+            flags = *compiler["flags_for"](target), *LINK
+            library = compiler["compile_library"](compiler["SOURCES"], program, flags, Path(workplace))
             (folder / target).mkdir(parents=True)
             shutil.copy(library, folder / target)
 

@@ -112,7 +112,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     time = TimeShare(counts, blocks, num_rows, most, most, is_mixed=False)
     clients, observer = Clients(counts, time, BlockShare(blocks, num_rows, counts), parts), Observer(longest(workload))
     stores += [offload, observer.events]
-    structured = GrammarPolicy(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
+    structured = GrammarPolicy(Grammars(cast(Any, None), VOCAB_SIZE, ()))  # asked for by nobody
     pooler = Pooler(PoolingDefaults(), hidden_size=16)  # asked for by nobody too
     thinking = ThinkingPart(cast(Any, None))  # nor is this
     parts += [CommonPrefix(blocks), speculation, offload, collector, thinking, structured, pooler, clients, observer]

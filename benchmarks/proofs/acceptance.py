@@ -47,7 +47,7 @@ class Acceptance:
         assert fast is not None, "llguidance reads tokenizers of the library tokenizers"
         ids = range(fast.get_vocab_size())
         self._by_text = {self.tokenizer.decode([token]): token for token in ids}
-        self.structured = GrammarPolicy(Grammars(found.tokenizer, found.config.vocab_size, self.ends), [], None, 1)
+        self.structured = GrammarPolicy(Grammars(found.tokenizer, found.config.vocab_size, self.ends), num_threads=1)
 
     def outputs(self, schema: Any) -> StructuredOutputs:
         """Of a schema that is supported, as JSON Schema has it: objects are open where it is silent.
@@ -85,7 +85,7 @@ class Acceptance:
         left = self._encode(text)
         while True:
             start = perf_counter()
-            [mask] = self.structured._fill([(constraint, [])])
+            [mask] = self.structured._fill([(constraint, ())])
             self.mask_us.append(1e6 * (perf_counter() - start))
             if constraint.error:
                 raise RuntimeError(constraint.error.splitlines()[0])

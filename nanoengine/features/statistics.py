@@ -14,6 +14,7 @@ def metric(name: str, text: str, **options: Any) -> Any:
         name: of the metric, as vLLM has it, or with "nanoengine:" in front.
         text: the help text of the metric.
         options: `is_gauge`: a value of this moment. `bounds`: of its `Histogram`; None: for lengths up to `max_model_len`.
+            `labels`: of its series, where several fields are one metric.
     """
     default: Any = MISSING if "bounds" in options else 0
     return field(default=default, metadata={"name": name, "text": text, **options})

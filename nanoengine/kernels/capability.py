@@ -15,7 +15,6 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.device import Device, open_device
 from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache
-from nanoengine.core.model_config import DenseConfig
 from nanoengine.core.startup import Startup
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels import flash_attn_4
@@ -50,14 +49,12 @@ class NativeAndTriton(Capability):
 
     def dtype(self, startup: Startup) -> torch.dtype:
         requested, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
-        is_open = requested == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
+        kernels = startup.config.of(KernelOptions).kernels
+        is_open = requested == "auto" and checkpoint != "float32" and kernels in ("auto", "native")
         # On a CPU these kernels multiply 16 bits faster than 32, also where torch does not; of these they know bfloat16.
-        if is_open and checkpoint != "float32" and self._are_native(startup):
+        if is_open and unsupported_reason(device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None:
             return torch.bfloat16
         return choose_dtype(requested, checkpoint, device)
-
-    def _are_native(self, startup: Startup) -> bool:
-        return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
     def kernels(self, startup: Startup) -> CoreKernels:
         kernel_options, device = startup.config.of(KernelOptions), startup.device.torch_device
@@ -93,10 +90,12 @@ class NativeAndTriton(Capability):
         is_plain = startup.kernels.name == "torch" and (kernel_options.kernels == "torch" or not startup.device.is_cuda)
         if name == "auto" and is_plain:
             name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
-        where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
         is_int8 = startup.kv_dtype is torch.int8
-        layers = startup.attention_specs, startup.head_dims
-        chosen, unavailable_backends = choose_backend(name, *where, *layers, quantized=is_int8)
+        where = startup.device.torch_device, startup.dtype, startup.config.block_size
+        head_dims = startup.head_dims or [startup.model_config.head_dim]
+        chosen, unavailable_backends = choose_backend(
+            name, *where, head_dims, startup.attention_specs, quantized=is_int8
+        )
         if unavailable_backends:
             startup.unavailable_backends = f" (not {unavailable_backends})"
         if isinstance(chosen, TritonAttention) and (least := chosen.tuning.flash_prompt):
@@ -193,10 +192,9 @@ def choose_backend(
     name: str,
     device: torch.device,
     dtype: torch.dtype,
-    model: DenseConfig,
     block_size: int | None,
+    head_dims: Sequence[int],
     specs: Sequence[AttentionSpec] = (),
-    head_dims: Sequence[int] = (),
     *,
     quantized: bool = False,
 ) -> tuple[AttentionBackend, str]:
@@ -205,8 +203,8 @@ def choose_backend(
 
     Args:
         block_size: None: as the backend likes it.
+        head_dims: of the layers.
         specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
-        head_dims: of the layers; that of the model if nothing is said.
         quantized: whether the KV cache has int8 values.
 
     Raises:
@@ -219,9 +217,7 @@ def choose_backend(
     in_order = ON_CUDA if device.type == "cuda" else ON_CPU
     for backend in in_order if name == "auto" else (backends[name],):
         size = block_size or backend.default_block_size
-        of_sizes = (
-            backend.unsupported_reason(device, dtype, head_dim, size) for head_dim in head_dims or [model.head_dim]
-        )
+        of_sizes = (backend.unsupported_reason(device, dtype, head_dim, size) for head_dim in head_dims)
         reason = next(filter(None, of_sizes), None) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"

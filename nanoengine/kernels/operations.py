@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -109,6 +109,17 @@ class Norm(NamedTuple):
     eps: float
 
 
+class Around(TypedDict, total=False):
+    """What stands before and behind a product, in one call with it."""
+
+    norm: Norm | None  # of the input
+    residual: Tensor | None  # like the input, added before the norm, which it needs; it may be overwritten
+    activation: (
+        str | None
+    )  # GATES[activation](x G^T, x U^T) is the result, where the rows of the weight are G and then U
+    dtype: torch.dtype | None  # of the result: that of the input, or float32, to which sums are then not rounded down
+
+
 class ExpertBiases(NamedTuple):
     """What is added to the three products of each expert, float32."""
 
@@ -156,25 +167,14 @@ class Kernels(CoreKernels, ABC):
 
     @abstractmethod
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         """A linear layer, with what stands before and behind it: (activation(norm(x + residual) W^T + bias), x + residual).
 
         Args:
             x: [num_tokens, inputs].
             bias: [outputs]. There is none beside an activation.
-            norm: of the input; None: there is none.
-            residual: like x, added before the norm, which it needs; it may be overwritten.
-            activation: GATES[activation](x G^T, x U^T) (`gates.py`) is the result, where the rows of the weight are G and then U.
-            dtype: of the result: that of x, or float32, to which sums are then not rounded down.
+            around: the norm, residual, activation and dtype of `Around`; what is missing is None.
 
         Returns:
             [num_tokens, outputs], or half as wide behind an activation; and the input of the norm, which is x without a residual.

@@ -48,43 +48,39 @@ def read_model_config(
     Raises:
         UnsupportedModel: an architecture or a feature that is not computed; a field that is missing, wrong or not known.
     """
-    stated = table.get("architectures")
+    stated, text = table.get("architectures"), text_table(table)
     names = stated if isinstance(stated, list) else []
     # LlamaModel has no head, the first files say LLaMA, and some files have a model_type instead.
     full = [re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str)]
-    if stated is None and isinstance(kind := text_table(table).get("model_type"), str):
+    if stated is None and isinstance(kind := text.get("model_type"), str):
         full = [kind.removesuffix("_text") + "ForCausalLM"]
     known = ARCHITECTURES | {name: family for family in plugins for name in family.ARCHITECTURES}
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
+    if architecture is None or text.get("model_type") in OTHER_TENSORS:
         are_names = bool(full) and (stated is None or len(full) == len(names))
         why = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
         raise kind(f"architectures is {shown(stated)}: {why}; supported are {', '.join(sorted(known))}")
-    fields = ConfigFields(
-        text_table(table) if rope_scaling is None else with_rope_scaling(text_table(table), rope_scaling)
-    )
+    fields = ConfigFields(text if rope_scaling is None else with_rope_scaling(text, rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
-    fields.default("max_position_embeddings", min(lengths, default=None))
+    fields.default(max_position_embeddings=min(lengths, default=None))
     config = known[architecture].read_config(fields, architecture)
     _check_sizes(fields, config)
     longest = min([config.max_position_embeddings, *lengths])
     if not config.positions_are_scaled:
         longest = scaled_length(longest, [layer.rope for layer in config.layers if layer.rope is not None])
-    config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
+    config = replace(config, architecture=architecture, max_position_embeddings=min(longest, MAX_POSITIONS))
     if not fields.has_read("layer_types"):
         layer_types_of(fields)
-    fields.refuse(
-        "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
-    )
+    why = "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
+    fields.refuse("quantization", why)
     scheme = read_scheme(table)
     is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
     if scheme is not None and (scheme.layout == "mxfp4") is not is_mxfp4:
-        raise fields.wrong(
-            QUANTIZATION, table[QUANTIZATION], "MXFP4 is read of gpt-oss alone, and of gpt-oss nothing else"
-        )
+        why = "MXFP4 is read of gpt-oss alone, and of gpt-oss nothing else"
+        raise fields.wrong(QUANTIZATION, table[QUANTIZATION], why)
     fields.expect("is_causal", True)
     # Windows have no effect where a family does not read them; quantization describes the files, not the model.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,10 @@ class ConfigFields:
     def has_read(self, key: str) -> bool:
         return key in self._read
 
-    def default(self, key: str, value: Any) -> None:
-        """Set the default of a field that is missing or null."""
-        if self.table.get(key) is None:
-            self.table = {**self.table, key: value}
+    def default(self, **values: Any) -> None:
+        """Set the values of fields that are missing or null."""
+        stated = {key: value for key, value in self.table.items() if value is not None}
+        self.table = {**self.table, **values, **stated}
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value in the file; `default` if it is missing or null."""
@@ -87,14 +87,19 @@ class ConfigFields:
         if (value := self.get(key)) not in OFF:
             raise self.wrong(key, value, why)
 
-    def integer(self, key: str, default: Any = REQUIRED, most: int = MAX_INT32) -> int:
-        """A positive integer."""
+    def integer(self, key: str, default: Any = REQUIRED, most: int = MAX_INT32, least: int = 1) -> int:
+        """An integer within bounds, by default a positive one."""
         value = self.get(key, default if default is not REQUIRED else None)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(key, value, "it must be a positive integer")
-        if value > most:
-            raise self.wrong(key, value, f"it must be at most {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            kind = "a positive integer" if least == 1 else f"an integer from {least} on"
+            raise self.wrong(key, value, f"it must be {kind}, at most {most}")
         return value
+
+    def nullable(self, key: str, default: Any, read: Callable[[str], Any]) -> Any:
+        """`default` if the field is missing, None if it is null, else what `read` makes of it."""
+        if key not in self:
+            return default
+        return None if self.get(key) is None else read(key)
 
     def number(self, key: str, default: Any = REQUIRED, least: float = 0.0, most: float = sys.float_info.max) -> float:
         """A positive number within bounds; null is wrong."""

@@ -6,19 +6,25 @@ It extends Qwen 3's with windows, GeGLU, mixtures of experts, recurrent states, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
+from nanoengine.models.layers.attention import (
+    Attention,
+    LateNormAttention,
+    ScaledAttention,
+    WideNormAttention,
+    attention_spec,
+)
 from nanoengine.models.layers.delta_net import DeltaNet
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.layer_attention import LayerAttention
@@ -33,6 +39,8 @@ from nanoengine.models.layers.short_conv import ShortConv
 from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
+MIXERS: dict[str, Callable[[ModelConfig, int, Factory], Mixer]]
+MIXERS = {"short_conv": ShortConv, "delta_net": DeltaNet, "mamba2": Mamba2}
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
 """Names of tensors whose rows are dimensions of the heads of q and k."""
 
@@ -44,14 +52,6 @@ def build_model(
     return Decoder(config, Factory(kernels, dtype, device), backend)
 
 
-def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
-    """The attention spec of each layer; it determines the backend before the model is built."""
-    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    windows = [config.layer(number).window for number in range(config.num_layers)]
-    cap, sinks = config.attention_soft_cap, config.has_sinks
-    return [AttentionSpec(scale, window, config.has_chunks and window is not None, sinks, cap) for window in windows]
-
-
 class SelfAttention(DenseAttention):
     """Attention with sinks, output gates, fused tensors, partial or interleaved RoPE, and QK norms over all heads or without
     weights.
@@ -60,20 +60,15 @@ class SelfAttention(DenseAttention):
     prefix = "self_attn"
     attention: Attention
 
-    def __init__(
-        self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
-    ):
-        rope = config.layer(layer).rope
-        sizes: dict[str | None, tuple[int, ...]] = {
-            None: (),
-            "plain": (config.head_dim, config.head_dim) if rope is not None else (),
-            **dict.fromkeys(("head", "late"), (config.head_dim, config.head_dim)),
-            "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
-        }
-        norms = tuple(
-            OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
-        )
-        kind = {"full": WideNormAttention, "late": LateNormAttention}.get(config.qk_norm or "", Attention)
+    def __init__(self, config: ModelConfig, layer: int, factory: Factory, backend: AttentionBackend):
+        rope, size = config.layer(layer).rope, config.head_dim
+        q_size, kv_size = config.num_heads * size, config.num_kv_heads * size
+        sizes = {"head": (size, size), "late": (size, size), "full": (q_size, kv_size)}
+        if rope is not None:
+            sizes["plain"] = (size, size)
+        kinds = {"full": WideNormAttention, "late": LateNormAttention}
+        norms = tuple(OffsetNorm(factory, config, width) for width in sizes.get(config.qk_norm or "", ()))
+        kind = kinds.get(config.qk_norm or "", Attention)
         if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
@@ -81,11 +76,11 @@ class SelfAttention(DenseAttention):
             self.norms = ()  # no tensors in a checkpoint
             for norm in norms:
                 norm.weight.fill_(1.0)
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.gate_size = q_size * config.has_output_gate  # the gates of all heads, before q
         widths = self.gate_size + q_size, kv_size, kv_size
         self.qkv_proj = Linear(factory, config.hidden_size, *widths, bias=config.qkv_bias)
         self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
+        spec = attention_spec(config, layer)
         self.attention, self.kernels = kind(layer, config, spec, backend, *norms), factory.kernels
         self.attention.sinks = factory.floats(config.num_heads) if config.has_sinks else None
 
@@ -108,12 +103,11 @@ class SelfAttention(DenseAttention):
             slots[f"{prefix}.sinks"] = self.attention.sinks
         size = self.config.head_dim
         order, rope = list(range(size)), self.rope
-        if rope is not None and (rope.interleaved or rope.rotary_dim != size):
+        if rope is not None:
             order = rotary_order(size, rope.rotary_dim, interleaved=rope.interleaved)
         is_in_order = order == list(range(size))
-        heads = range(
-            0, 2 * self.gate_size, 2 * size
-        )  # a checkpoint has q and gate of a head, and then of the next head
+        # A checkpoint has q and gate of a head, and then of the next head.
+        heads = range(0, 2 * self.gate_size, 2 * size)
         gates, queries = ([head + i for head in heads for i in dims] for dims in (range(size, 2 * size), order))
         for name, slot in slots.items():
             if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}."):
@@ -128,42 +122,23 @@ class SelfAttention(DenseAttention):
         return Reordered(slot, order, min(slot.shape[0] // self.config.head_dim, heads))
 
 
-def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """The mixer of layer `layer`; its states follow the K/V of all layers in the KV cache."""
-    facts, state_index = config.states, config.num_layers + layer
-    assert facts is not None
-    if kind == "short_conv":
-        return ShortConv(state_index, config.hidden_size, facts, factory)
-    return (DeltaNet if kind == "delta_net" else Mamba2)(
-        state_index, config.hidden_size, facts, factory, config.rms_norm_eps
-    )
-
-
 class DecoderLayer(DenseLayer):
     """A layer with norms before and after each part, and a factor of the outputs of its parts."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        spec: AttentionSpec,
-        factory: Factory,
-        backend: AttentionBackend,
-        rotary: RotaryTable | None,
+        self, config: ModelConfig, layer: int, factory: Factory, backend: AttentionBackend, rotary: RotaryTable | None
     ):
         self.names, self.residual_scale = config.names, config.residual_scale
 
         def norm(name: str | None) -> RMSNorm:
-            if name is None:
-                return NoNorm(factory)
-            return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
+            return NoNorm(factory) if name is None else OffsetNorm(factory, config)
 
         facts, names = config.layer(layer), config.names
         # Parts have the calls of attention or of an MLP, and other weights.
         attention = LayerAttention if config.has_v_norm else SelfAttention
-        self_attn: Any = attention(config, layer, spec, factory, backend) if facts.attends else NoPart()
+        self_attn: Any = attention(config, layer, factory, backend) if facts.attends else NoPart()
         if facts.mixer is not None:
-            mixer = new_mixer(facts.mixer, config, layer, factory)
+            mixer = MIXERS[facts.mixer](config, layer, factory)
             self_attn = SideBySide(self_attn, mixer) if facts.attends else mixer
         mlp: Any = new_mlp(config, layer, factory) if facts.has_mlp else NoPart()
         attn_norm = norm(names.norm_before_attention if facts.attends or facts.mixer is not None else None)
@@ -218,12 +193,8 @@ class Decoder(DenseDecoder):
         }
         if config.query_growth:
             rotaries[None] = QueryScale(config.query_growth, config.query_period, factory.device)
-        layers = [
-            DecoderLayer(config, number, spec, factory, backend, rotaries[rope])
-            for number, (spec, rope) in enumerate(zip(attention_specs(config), ropes, strict=True))
-        ]
-        norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
-        super().__init__(config, factory, layers, norm)
+        layers = [DecoderLayer(config, number, factory, backend, rotaries[rope]) for number, rope in enumerate(ropes)]
+        super().__init__(config, factory, layers, OffsetNorm(factory, config))
         self.per_layer = PerLayerInputs(config, factory) if config.per_layer_size else None
         self.kv_layers = [number if layer.kv_layer is None else layer.kv_layer for number, layer in enumerate(facts)]
         self.matrices = factory.matrices

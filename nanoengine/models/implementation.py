@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import Decoder, attention_specs
+from nanoengine.models.decoder import Decoder
+from nanoengine.models.layers.attention import attention_spec
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
@@ -26,10 +27,8 @@ class Weights(NamedTuple):
 class Implementation:
     """A model of a family of this package; `TransformersModel` overrides every method."""
 
-    @property
-    def description(self) -> str:
-        """A part of the start-up line, which ends with a comma and a space."""
-        return ""
+    description = ""
+    """A part of the start-up line, which ends with a comma and a space."""
 
     def __init__(self, config: ModelConfig):
         self.config = config
@@ -37,15 +36,14 @@ class Implementation:
     def match(self, checkpoint: Checkpoint) -> int:
         """Compare the headers of the weights with the model; return the number of weights."""
         if isinstance(checkpoint, SafetensorsFolder) and checkpoint.is_headless:
-            self.config = dataclasses.replace(
-                self.config, tie_word_embeddings=True
-            )  # of an embedding model: the head is not used
+            # Of an embedding model: the head is not used.
+            self.config = dataclasses.replace(self.config, tie_word_embeddings=True)
         self.config = as_stored(self.config, checkpoint)
         check_weights(self.config, checkpoint)
         return num_parameters(self.config)
 
     def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
-        return attention_specs(config)
+        return [attention_spec(config, number) for number in range(config.num_layers)]
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
         """A key of all that determines K/V beside the files, if `max_len` is the limit of sequences."""

@@ -132,25 +132,20 @@ def _read_one(
     if kind not in KINDS:
         raise fields.wrong("rope_type", stated, f"supported are {', '.join(KINDS)}")
     fraction = fields.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0), most=1.0)
+    theta = fields.number("rope_theta", theta, *THETAS)
+    if kind == "proportional":  # the first pairs of a head rotate, with the frequencies of a whole head
+        fields.expect("factor", 1.0)
+        fields.refuse_others()
+        return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
     rotary_dim = int(head_dim * fraction)
-    if kind == "proportional":
-        return _proportional(fields, head_dim, fraction, fields.number("rope_theta", theta, *THETAS))
     if fraction != 1.0 and not may_be_partial:
         raise fields.wrong("partial_rotary_factor", fraction, "this architecture rotates whole heads, 1.0 is supported")
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         why = f"of head_dim {head_dim} it must leave an even number of dimensions to rotate"
         raise fields.wrong("partial_rotary_factor", fraction, why)
-    theta = fields.number("rope_theta", theta, *THETAS)
     facts = _scaling(kind, fields, outer, rotary_dim // 2)
     fields.refuse_others()
     return RopeConfig(theta=theta, rotary_dim=rotary_dim, kind=kind, **facts)
-
-
-def _proportional(fields: ConfigFields, head_dim: int, fraction: float, theta: float) -> RopeConfig:
-    """A rotation of the first pairs of a head, with the frequencies of a whole head."""
-    fields.expect("factor", 1.0)
-    fields.refuse_others()
-    return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
 
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "factors")
@@ -181,11 +176,11 @@ def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -
         return {"factor": factor, "trained_positions": trained, "low_freq_factor": low, "high_freq_factor": high}
     factor = longest / trained if fields.get("factor") is None else fields.number("factor", REQUIRED, *STRETCHES)
     return {"factor": factor, "trained_positions": trained} | (
-        _yarn(fields, factor) if kind == "yarn" else _longrope(fields, factor, trained, pairs)
+        _yarn_fields(fields, factor) if kind == "yarn" else _longrope_fields(fields, factor, trained, pairs)
     )
 
 
-def _yarn(fields: ConfigFields, factor: float) -> dict[str, Any]:
+def _yarn_fields(fields: ConfigFields, factor: float) -> dict[str, Any]:
     def amplitude(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
@@ -200,7 +195,7 @@ def _yarn(fields: ConfigFields, factor: float) -> dict[str, Any]:
     }
 
 
-def _longrope(fields: ConfigFields, factor: float, trained: int, pairs: int) -> dict[str, Any]:
+def _longrope_fields(fields: ConfigFields, factor: float, trained: int, pairs: int) -> dict[str, Any]:
     amplitude = 1.0 if factor <= 1.0 or trained < 2 else math.sqrt(1.0 + math.log(factor) / math.log(trained))
     return {
         "amplitude": _stated_or(fields, "attention_factor", amplitude),

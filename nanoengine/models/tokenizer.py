@@ -1,4 +1,4 @@
-"""Tokenizers of models, with chat templates: from a folder (HFTokenizer) or a GGUF file (GGUFTokenizer).
+"""Tokenizers of models, with chat templates: from a folder (HFTokenizer), or from a GGUF file (`gguf/tokenizer.py`).
 
 The Rust library `tokenizers` encodes and decodes. transformers is optional: it is loaded for folders whose tokenizer needs more
 than its tokenizer.json, and for `hf`.
@@ -161,44 +161,6 @@ class ModelTokenizer(core.Tokenizer, ABC):
         return render(template, messages, tools, template_kwargs, client=process, special_tokens=tokens, **options)
 
 
-class GGUFTokenizer(ModelTokenizer):
-    """The tokenizer in the metadata of a GGUF file; `fast` is built in a thread, and raises UnsupportedModel if it is broken.
-
-    Args:
-        chat_template: replaces the templates in the file.
-
-    Raises:
-        UnsupportedModel: an unknown kind of tokenizer, or wrong values of its special tokens.
-    """
-
-    def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
-        from nanoengine.models.gguf.tokenizer import read_vocabulary
-
-        self._vocabulary = vocabulary = read_vocabulary(metadata)
-        self.name = "the tokenizer in the GGUF file"
-        self.eos_token_id, self.eos_token_ids = vocabulary.eos_token_id, vocabulary.end_token_ids
-        self.fill_token_names = vocabulary.fill_token_names
-        self._templates = vocabulary.chat_templates if chat_template is None else {"default": chat_template}
-
-    @cached_property
-    def fast(self) -> Tokenizer:  # type: ignore[override]
-        return self._vocabulary.tokenizer
-
-    @property
-    def chat_templates(self) -> Mapping[str, str]:
-        return self._templates
-
-    @cached_property
-    def hf(self) -> Any:
-        kind = _transformers(self.name).PreTrainedTokenizerFast
-        templates, special_tokens = self.chat_templates, self._vocabulary.special_tokens
-        template = templates.get("default") if len(templates) < 2 else templates
-        return kind(tokenizer_object=self.fast, chat_template=template, **special_tokens)
-
-    def _special_tokens(self, template: str) -> Mapping[str, str]:
-        return self._vocabulary.special_tokens
-
-
 class HFTokenizer(ModelTokenizer):
     """The tokenizer files of a model folder.
 
@@ -231,7 +193,7 @@ class HFTokenizer(ModelTokenizer):
 
     @cached_property
     def hf(self) -> Any:
-        kind = _transformers(self.name).AutoTokenizer
+        kind = import_transformers(self.name).AutoTokenizer
         try:
             return raising(kind.from_pretrained, self.folder, trust_remote_code=False, **self._options)
         except Exception as error:  # transformers raises many kinds; all mean an unusable tokenizer
@@ -254,7 +216,7 @@ class HFTokenizer(ModelTokenizer):
         return {name: text for name in SPECIAL_TOKENS if isinstance(text := text_of(self._config.get(name)), str)}
 
 
-def _transformers(name: str) -> Any:
+def import_transformers(name: str) -> Any:
     """The package transformers; raises MissingPackage."""
     try:
         import transformers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,17 +20,21 @@ from nanoengine.core.sequence import Request
 from .toys import VOCAB, ToyModel, check, check_idle, make_engine, run
 
 
-def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
+def draw_params(rng: random.Random, number: int) -> CoreSamplingParams:
+    n, max_tokens = rng.choice([1, 1, 1, 3]), rng.randint(1, 20)
+    return CoreSamplingParams(n=n, seed=number, max_tokens=max_tokens, ignore_eos=bool(number % 2))
+
+
+def draw_requests(
+    engine: LLMEngine, seed: int, draw: Callable[[random.Random, int], CoreSamplingParams] = draw_params
+) -> list[Request]:
     """Prompts that share beginnings; seeds, ends and completions of all kinds."""
     rng = random.Random(seed)
     shared = [rng.randrange(VOCAB) for _ in range(20)]
     requests = []
     for number in range(14):
         prompt = shared[: rng.choice([0, 0, 8, 13, 20])] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
-        params = CoreSamplingParams(
-            n=rng.choice([1, 1, 1, 3]), seed=number, max_tokens=rng.randint(1, 20), ignore_eos=bool(number % 2)
-        )
-        priority = rng.choice([0, 0, 0, -1, 1])
+        params, priority = draw(rng, number), rng.choice([0, 0, 0, -1, 1])
         requests.append(engine.make_request(prompt, params, priority=priority))
     return requests
 

@@ -19,6 +19,8 @@ from tests.support import fill_kv_with_nan, forced_logits, reference_choices, re
 NUM_NEW_TOKENS = 100
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 48, 130, 333, 900)
 PROMPTS_PER_LENGTH = 2
+FORCED = slice(100, 700)
+"""Tokens whose logits are compared."""
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +68,14 @@ def test_greedy_tokens_are_those_of_transformers(demo_llm: LLM, reference: Any, 
 
 
 @pytest.fixture(scope="module")
-def forced_text(code_tokens: list[int]) -> list[int]:
-    return code_tokens[100:700]
-
-
-@pytest.fixture(scope="module")
-def expected_logits(reference: Any, forced_text: list[int]) -> torch.Tensor:
-    return reference_logits(reference, forced_text)
+def expected_logits(reference: Any, code_tokens: list[int]) -> torch.Tensor:
+    return reference_logits(reference, code_tokens[FORCED])
 
 
 @pytest.mark.parametrize("chunk", [1000, 23])
 def test_logits_are_those_of_transformers_at_every_position(
-    llm: LLM, forced_text: list[int], expected_logits: torch.Tensor, chunk: int
+    llm: LLM, code_tokens: list[int], expected_logits: torch.Tensor, chunk: int
 ) -> None:
     fill_kv_with_nan(llm)
-    logits = forced_logits(llm, forced_text, num_prompt_tokens=560, chunk=chunk)
+    logits = forced_logits(llm, code_tokens[FORCED], num_prompt_tokens=560, chunk=chunk)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)

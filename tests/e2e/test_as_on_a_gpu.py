@@ -1,4 +1,4 @@
-"""What a GPU does, on a CPU: Triton's kernels in their interpreter, and steps recorded as CUDA graphs are."""
+"""What a GPU does, on a CPU: steps are recorded, as CUDA graphs are, and replayed for every decode."""
 
 from __future__ import annotations
 
@@ -6,24 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import SamplingParams
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.e2e.late import late_device
-from tests.e2e.small_engine import assert_idle, open_llm
-from tests.support import fill_kv_with_nan, model_runner
+from tests.e2e.small_engine import open_llm
+from tests.support import model_runner
 
 PROMPTS = [[(37 * i + 11 * j) % 200 for j in range(1 + 16 * i)] for i in range(3)]
-PARAMS = [
-    SamplingParams(temperature=0.9 * (i % 2), top_p=0.9, seed=i, max_tokens=3, n=1 + i % 2, ignore_eos=True)
-    for i in range(2)
-]
-
-
-def generate(llm: LLM) -> list[list[list[int]]]:
-    fill_kv_with_nan(llm)
-    outputs = llm.generate(PROMPTS[:2], PARAMS, use_tqdm=False)
-    assert_idle(llm)
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
 def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_needs(tiny: Path) -> None:

@@ -18,7 +18,6 @@ from nanoengine import LLM, RequestOutput, SamplingParams
 from nanoengine.errors import (
     InvalidPrompt,
     InvalidSamplingParams,
-    ModelNotFound,
     NanoEngineError,
     NotFiniteLogits,
     StepFailed,
@@ -190,14 +189,6 @@ def test_an_end_of_text_outside_the_vocabulary_is_ignored(broken: Path, eos: obj
         params = SamplingParams(temperature=0, min_tokens=NEW, max_tokens=NEW)
         assert len(generate(llm, "hello", params)[0]) == NEW
         assert llm.engine.eos_token_ids == (256,)
-
-
-def test_a_tokenizer_of_its_own_may_come_from_another_folder(broken: Path, tiny: Path) -> None:
-    (broken / "tokenizer.json").unlink()
-    with open_llm(broken, tokenizer=str(tiny)) as llm:
-        assert len(generate(llm, "hello")[0]) == NEW
-    with pytest.raises(ModelNotFound):
-        open_llm(broken, tokenizer="/no/such/folder")
 
 
 def test_a_model_of_nan_is_a_named_error_for_its_requests(broken: Path) -> None:

@@ -31,12 +31,6 @@ def reference_logprob(model: Any, prompt: list[int], new: list[int]) -> float:
 
 
 @pytest.fixture(scope="module")
-def text(demo_llm: LLM) -> list[int]:
-    """Real text."""
-    return demo_llm.tokenizer.encode(inspect.getsource(textwrap))
-
-
-@pytest.fixture(scope="module")
 def reference() -> Any:
     return reference_model(DEMO)
 
@@ -66,7 +60,9 @@ def beams_of_transformers(model: Any, eos: list[int] | None, prompt: list[int], 
 
 
 @pytest.fixture(scope="module")
-def beam_prompts(text: list[int]) -> Tokens:
+def beam_prompts(demo_llm: LLM) -> Tokens:
+    """Of real text."""
+    text = demo_llm.tokenizer.encode(inspect.getsource(textwrap))
     return [text[700:701], text[500:555], text[100:117]]
 
 

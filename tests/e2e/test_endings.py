@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -227,27 +228,28 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "nanoengine", "generate", "--model", str(folder), "--temperature", "0", *arguments]
+@contextmanager
+def running(folder: Path, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The command that generates, which does not outlive the test."""
+    command = [sys.executable, "-m", "nanoengine", "generate", "--model", str(folder), "--temperature", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 def test_ctrl_c_ends_the_command_quickly_and_quietly(talkative: Path) -> None:
-    process = subprocess.Popen(
-        command(talkative, "--max-tokens", "90000", "hello"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # A shell that starts pytest in the background ignores SIGINT for it and its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.read(5)  # it is generating
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=5)
-        finally:
-            process.kill()
+    def as_in_a_terminal() -> None:
+        """A shell that starts pytest in the background ignores SIGINT for it and its children."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with running(talkative, "--max-tokens", "90000", "hello", preexec_fn=as_in_a_terminal) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(5)  # it is generating
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=5)
     assert process.returncode == 130
     assert b"nanoengine: interrupted" in errors
     assert b"Traceback" not in errors
@@ -256,15 +258,11 @@ def test_ctrl_c_ends_the_command_quickly_and_quietly(talkative: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
 def test_a_reader_that_has_enough_ends_the_command_quietly(talkative: Path) -> None:
     """As in `nanoengine generate ... | head -c 5`. A batch is printed at its end, when the reader may be gone already."""
-    arguments = command(talkative, "--max-tokens", "5", "hello", "world")
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.close()
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with running(talkative, "--max-tokens", "5", "hello", "world", env=buffered) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors.decode()
     assert b"Traceback" not in errors
     assert b"BrokenPipe" not in errors

@@ -14,6 +14,9 @@ import transformers
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.native.c_functions import c_functions
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.description import METHODS_BY_FILE, config_table
+from nanoengine.models.quantization.scheme import read_scheme
 from tests.kernels.marks import needs_kernels
 from tests.models.families import partial
 from tests.models.quantization.packed_models import (
@@ -68,32 +71,24 @@ def test_every_format(qwen3: Path, tmp_path: Path, form: Form) -> None:
     assert_tokens_are_those_of_transformers(pack_folder(qwen3, tmp_path / "packed", form, files=3))
 
 
-OTHER_PLACES = (
-    "quantize_config.json",
-    "quant_config.json",
-    "hf_quant_config.json",
-    "compression_config",
-    "text_config",
-)
-
-
-@pytest.mark.parametrize("where", OTHER_PLACES)
+@pytest.mark.parametrize("where", [*METHODS_BY_FILE, "compression_config", "text_config"])
 def test_older_folders_tell_of_quantization_in_other_places(qwen3: Path, tmp_path: Path, where: str) -> None:
     forms = {"quant_config.json": awq_form(), "hf_quant_config.json": FORMS["NVFP4 of ModelOpt"]}
-    form = forms.get(where, gptq_form())
-    folder = pack_folder(qwen3, tmp_path / "packed", form)
-    table = json.loads((folder / "config.json").read_text())
-    told = table.pop("quantization_config")
+    table = json.loads((qwen3 / "config.json").read_text())
+    told = dict(forms.get(where, gptq_form()).config)
+    right = table | {"quantization_config": dict(told)}
     if where.endswith(".json"):
         del told["quant_method"]
         told = {"quantization": told} if where == "hf_quant_config.json" else told
-        (folder / where).write_text(json.dumps(told))
+        (tmp_path / where).write_text(json.dumps(told))
     elif where == "text_config":
-        table = {"architectures": table.pop("architectures"), where: table | {"quantization_config": told}}
+        table = {"architectures": table.pop("architectures"), where: right}
     else:
         table[where] = told
-    (folder / "config.json").write_text(json.dumps(table))
-    assert_tokens_are_those_of_transformers(folder, 8)
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    found = config_table(tmp_path)
+    assert read_scheme(found) == read_scheme(right)
+    assert read_model_config(found) == read_model_config(right)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expert_formats(llm: LLM) -> dict[str, int]:
     (layer,) = model_runner(llm).model.layers
-    experts = layer.mlp.experts
+    experts = layer.mlp
     return dict(sum((Counter(weights.formats()) for weights in experts.mixture.weights), Counter()))
 
 

@@ -18,11 +18,20 @@ from transformers import AutoModelForCausalLM
 from nanoengine import LLM, SamplingParams
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.names import DEMO
-from tests.e2e.questions import QUESTIONS
 from tests.support import fill_kv_with_nan, forced_logits, reference_choices, reference_logits
 
 GOLDEN = Path(__file__).parent / "smollm2_sentences.json"
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
+QUESTIONS = [
+    "What is the capital of France?",
+    "Who wrote Romeo and Juliet?",
+    "How many days are there in a leap year?",
+    "What is photosynthesis?",
+    "Name three primary colors.",
+    "Write a haiku about the sea.",
+    "What is the largest planet in the solar system?",
+    "Explain gravity to a child.",
+]
 LENGTH, EVERY = 3000, 50
 """Tokens of a text that is several times as long as Gemma's window; of how many one is looked at, with its 262,144 logits."""
 
@@ -56,7 +65,7 @@ def smollm2_oracle(smollm2: LLM) -> Any:  # noqa: ARG001  # there is one only wh
 
 @pytest.fixture(scope="module")
 def chats(smollm2: LLM) -> list[Any]:
-    return smollm2.chat([[{"role": "user", "content": own}] for own in QUESTIONS[:8]], GREEDY, use_tqdm=False)
+    return smollm2.chat([[{"role": "user", "content": own}] for own in QUESTIONS], GREEDY, use_tqdm=False)
 
 
 def test_first_sentences_are_those_of_before(chats: list[Any]) -> None:
@@ -92,7 +101,7 @@ def test_a_long_text_and_eight_continuations_by_gemma_3_are_those_of_transformer
             right = model(torch.tensor([tokens]), logits_to_keep=torch.arange(0, LENGTH, EVERY)).logits[0]
         assert len(logits) == LENGTH // EVERY
         torch.testing.assert_close(logits, right, rtol=0, atol=1e-3)
-        prompts = [f"Question: {question}\nAnswer:" for question in QUESTIONS[:8]]
+        prompts = [f"Question: {question}\nAnswer:" for question in QUESTIONS]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False)
         for output in outputs:
             tokens = output.outputs[0].token_ids

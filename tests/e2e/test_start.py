@@ -17,8 +17,7 @@ from nanoengine.errors import UnsupportedModel
 from tests.forks import IS_LINUX, run_forked
 from tests.models.families import family_checkpoint
 from tests.models.gguf.test_tokenizer import bpe, sentencepiece
-from tests.models.gguf.written import tiny_model, write_file, write_gguf
-from tests.models.gguf.written_hybrids import write_hybrid
+from tests.models.gguf.written import write_file, write_gguf
 
 LOAD = """
 import json, sys
@@ -39,8 +38,10 @@ def write_vocabulary(metadata: Mapping[str, Any], folder: Path) -> Path:
 def test_no_load_imports_what_takes_a_second(tmp_path: Path) -> None:
     """The bundled model, folders, and GGUF files whose tensors are changed as they are read."""
     folder = str(family_checkpoint(tmp_path / "folder", "Falcon H1"))
-    hybrid = str(write_hybrid(Path(folder), tmp_path / "hybrid.gguf"))
-    gemma = str(write_gguf(*tiny_model("gemma3_text", tmp_path / "gemma"), tmp_path / "gemma.gguf"))
+    hybrid = str(write_gguf(Path(folder), tmp_path / "hybrid.gguf"))
+    gemma = str(
+        write_gguf(family_checkpoint(tmp_path / "gemma", "Gemma3", query_pre_attn_scalar=32), tmp_path / "gemma.gguf")
+    )
     models = [
         ("demo", None),
         (folder, None),
@@ -52,7 +53,7 @@ def test_no_load_imports_what_takes_a_second(tmp_path: Path) -> None:
 
 
 def test_a_start_ends_with_the_error_of_a_tokenizer_that_is_built_beside_the_weights(tmp_path: Path) -> None:
-    model = write_gguf(*tiny_model("gemma3_text", tmp_path), tmp_path / "gemma.gguf")
+    model = write_gguf(family_checkpoint(tmp_path, "Gemma3", query_pre_attn_scalar=32), tmp_path / "gemma.gguf")
     vocabulary = write_vocabulary(bpe(**{"tokenizer.ggml.merges": ["a \u4f60"]}), tmp_path)
     with pytest.raises(UnsupportedModel, match="merges do not fit"):
         LLM(str(model), tokenizer=str(vocabulary), device="cpu", num_kv_blocks=40, use_tqdm=False)

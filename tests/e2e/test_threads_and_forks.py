@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from nanoengine import LLM, SamplingParams
-from tests.serve.aio.toys import PATIENCE
+from tests.forks import IS_LINUX, run_forked
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -58,8 +58,8 @@ print("parent goes on")
 """
 
 
+@pytest.mark.skipif(not IS_LINUX, reason="Python is forked on Linux alone")
 def test_a_fork_is_told_that_it_has_no_engine_and_may_make_one() -> None:
-    command = [sys.executable, "-c", FORK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run_forked(["-c", FORK])
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:-1] == ["fork of it: True"] * 3 + ["own: True"] * 4 + ["parent goes on"]

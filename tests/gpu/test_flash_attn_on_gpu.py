@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -16,7 +14,6 @@ from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import Kind
 from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.kernels.formulas import DEVICE
-from tests.support import TOY
 
 pytestmark = needs_gpu
 
@@ -29,7 +26,7 @@ KIND = Kind("flash_attn", (256, 512), (32, 64, 128), 1500, 2_000_000, frozenset(
 def backend_of(block_size: int, name: str = "flash_attn") -> AttentionBackend:
     """A test is skipped with the reason that it cannot run here."""
     try:
-        return choose_backend(name, DEVICE, torch.bfloat16, replace(TOY, head_dim=64), block_size)[0]
+        return choose_backend(name, DEVICE, torch.bfloat16, block_size, [64])[0]
     except InvalidConfig as error:
         pytest.skip(str(error))
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.modes import MODES, modes_of, running_in
 from nanoengine import LLM, RequestOutput, SamplingParams
-from nanoengine.features.kv_groups.state_pool import StateKeeper
+from nanoengine.features.kv_groups.state_keeper import StateKeeper
 from tests.e2e.small_engine import assert_idle
 from tests.features.kv_groups.states import saying, snapshots_of
 from tests.features.speculation.scripted import Scripted, erring

@@ -4,6 +4,14 @@
 #include <cstdlib>
 #include "simd.h"
 
+// While it lives, what is denormal counts as 0: numbers that are read, and results that are below 2^-126 once they are rounded to
+// 24 bits. The work beside it is a separate function, or the compiler may move it out.
+struct DenormalsAre0 {
+    const unsigned before = _mm_getcsr();
+    DenormalsAre0() { _mm_setcsr(before | 0x8040); }
+    ~DenormalsAre0() { _mm_setcsr(before); }
+};
+
 struct EmulatedTiles {
     TileShapes shapes;
     uint32_t data[8][16][16];

@@ -21,6 +21,7 @@ from nanoengine.kernels.native.c_functions import functions_of
 from nanoengine.kernels.native.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
 from nanoengine.kernels.native.compiler import flags_for as kernel_flags
 from nanoengine.kernels.native.operations import NativeKernels
+from tests.drawn import check_seeds
 from tests.kernels.attention import every_backend
 from tests.kernels.attention.contract import check_step, check_write
 from tests.kernels.attention.test_one_number import check_one_number
@@ -91,14 +92,14 @@ class Build(NativeKernels):
 def check_attention(build: Build, seeds: Sequence[int]) -> None:
     """The contract of attention, and one number."""
     kind = replace(every_backend.NATIVE, work=200_000)
-    for seed in seeds:
-        try:
-            check_step(kind, build.attention, seed)
-            check_write(kind, build.attention, seed)
-            if seed % 3 == 0:
-                check_one_number(build.attention, seed, ways=4)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+
+    def check(seed: int) -> None:
+        check_step(kind, build.attention, seed)
+        check_write(kind, build.attention, seed)
+        if seed % 3 == 0:
+            check_one_number(build.attention, seed, ways=4)
+
+    check_seeds(check, seeds)
 
 
 class Apart(Arena):

@@ -25,6 +25,7 @@ from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.layers.experts import Experts
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import ExpertsConfig
+from tests.drawn import check_seeds
 from tests.kernels.contract_cases import CPU, EPS, Case, Kind, Made, Matrix, Operation
 from tests.kernels.formulas import (
     ROUNDING,
@@ -43,7 +44,7 @@ from tests.kernels.quantized_matrices import (
     drawn,
     experts_from,
 )
-from tests.support import threads
+from tests.support import TOY, threads
 
 
 def linear(case: Case) -> Operation:
@@ -304,7 +305,7 @@ def route(case: Case) -> Operation:
     count = case.rng.randint(1, 300)
     chosen = case.rng.randint(1, min(count, 16))
     facts = ExpertsConfig(num_experts=count, num_chosen=chosen, intermediate_size=32, normalize=True)
-    layer = Experts(Factory(case.kernels, case.dtype, CPU), case.inputs, facts)
+    layer = Experts(replace(TOY, hidden_size=case.inputs, experts=facts), Factory(case.kernels, case.dtype, CPU))
     layer.router.weight = case.filled([case.numbers(count, case.inputs)], None).weight
     return lambda rows: layer.route(case.x[rows]), lambda *_: None
 
@@ -332,21 +333,20 @@ def id_of(make: Callable[[Case], Operation]) -> str:
 
 
 def check_operation(make: Callable[[Case], Operation], kind: Kind, seeds: Sequence[int]) -> None:
-    for seed in seeds:
-        try:
-            case = Case(kind, seed)
-            call, check = make(case)
-            made = call(torch.arange(case.rows, device=kind.device))
-            check(*made)
-            if make in OF_THE_LIBRARY:
-                assert not any(map(len, call(torch.arange(0, device=kind.device)))), "no rows make no rows"
-            if kind.is_native:
-                check_one_number(case.rng, call, made)
-            # torch's own products of bfloat16, on a CPU with AMX, spread what is not finite to another row.
-            if type(case.kernels) is not TorchKernels or case.dtype is torch.float32:
-                check_spoilt(make, case, call, made)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    check_seeds(lambda seed: check_case(make, Case(kind, seed)), seeds)
+
+
+def check_case(make: Callable[[Case], Operation], case: Case) -> None:
+    (call, check), device = make(case), case.kind.device
+    made = call(torch.arange(case.rows, device=device))
+    check(*made)
+    if make in OF_THE_LIBRARY:
+        assert not any(map(len, call(torch.arange(0, device=device)))), "no rows make no rows"
+    if case.kind.is_native:
+        check_one_number(case.rng, call, made)
+    # torch's own products of bfloat16, on a CPU with AMX, spread what is not finite to another row.
+    if type(case.kernels) is not TorchKernels or case.dtype is torch.float32:
+        check_spoilt(make, case, call, made)
 
 
 def check_spoilt(make: Callable[[Case], Operation], case: Case, call: Callable[[Tensor], Made], made: Made) -> None:

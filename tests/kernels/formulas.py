@@ -48,6 +48,11 @@ def new_weight(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) 
     return kernels.new_weight(outputs, inputs, dtype, torch.device("cpu"))
 
 
+def all_rows(kernels: Kernels, weight: Weight) -> Tensor:
+    """The numbers of a weight on the CPU."""
+    return kernels.embed(torch.arange(weight.shape[0]), weight)
+
+
 def assert_close(result: Tensor, exact: Tensor, magnitude: Tensor | float, looser: int = 1) -> None:
     """`result` is `exact`, rounded to its dtype, up to the error of a float32 sum of that magnitude."""
     assert result.shape == exact.shape

@@ -20,7 +20,7 @@ BLOCK = 16
 """Activations that are rounded together."""
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
-HALVES |= {"NVFP4": (), "Q2_K": (80, 82)}
+HALVES |= {"NVFP4": (), "Q2_K": (80, 82), "IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,)}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
 ROUNDED = 4e-6

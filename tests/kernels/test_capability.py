@@ -16,7 +16,7 @@ from nanoengine.kernels.native import support as native_operations
 from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.operations import Kernels
 from tests.kernels.marks import needs_kernels
-from tests.support import QWEN3_06B, model_runner
+from tests.support import model_runner
 
 CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -68,7 +68,7 @@ def test_compiling_is_shown_if_it_is_due_and_shall_be(
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_kernels_and_attention_are_torchs_and_say_why() -> None:
-    kernels, (backend, unavailable_backends) = choose("auto"), choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
+    kernels, (backend, unavailable_backends) = choose("auto"), choose_backend("auto", CPU, torch.float32, 16, [128])
     assert (kernels.name, backend.name) == ("torch", "torch")
     assert "no C++ compiler (/nowhere/c++) is installed" in kernels.description
     assert unavailable_backends.startswith("native: no C++ compiler")
@@ -76,7 +76,7 @@ def test_without_a_compiler_kernels_and_attention_are_torchs_and_say_why() -> No
     with pytest.raises(InvalidConfig, match=r"native.*no C\+\+ compiler.*/nowhere/c\+\+"):
         choose("native")
     with pytest.raises(InvalidConfig, match=r"native: no C\+\+ compiler"):
-        choose_backend("native", CPU, torch.float32, QWEN3_06B, 16)
+        choose_backend("native", CPU, torch.float32, 16, [128])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

@@ -57,26 +57,25 @@ def test_tokens_are_those_of_the_contract(kernels: CoreKernels, device: torch.de
         check_tokens(kernels, rows, random_logits(kind, count, vocab_size, case, device))
 
 
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ({"min_p": 0.3, "top_p": 0.7}, {0}),  # min_p leaves 0.5 and 0.2, and the first has 0.714 of these
-        ({"min_p": 0.3, "top_p": 0.72}, {0, 1}),
-        ({"min_p": 0.1, "top_k": 3, "top_p": 0.6}, {0}),  # 0.5, 0.2 and 0.1: the first has 0.625
-        ({"min_p": 0.1, "top_k": 3, "top_p": 0.64}, {0, 1}),
-        ({"min_p": 0.3, "top_k": 3, "top_p": 0.7}, {0}),
-        # Roots at temperature 2: 0.707, 0.447, 0.316. min_p leaves two, and the first has 0.613 of these.
-        ({"temperature": 2.0, "min_p": 0.5, "top_p": 0.61}, {0}),
-        ({"temperature": 2.0, "min_p": 0.5, "top_p": 0.62}, {0, 1}),
-    ],
-    ids=str,
-)
-def test_min_p_comes_before_top_k_and_top_p(
-    kernels: CoreKernels, device: torch.device, filters: dict[str, float], expected: set[int]
-) -> None:
+FILTERED: list[tuple[dict[str, float], set[int]]] = [
+    ({"min_p": 0.3, "top_p": 0.7}, {0}),  # min_p leaves 0.5 and 0.2, and the first has 0.714 of these
+    ({"min_p": 0.3, "top_p": 0.72}, {0, 1}),
+    ({"min_p": 0.1, "top_k": 3, "top_p": 0.6}, {0}),  # 0.5, 0.2 and 0.1: the first has 0.625
+    ({"min_p": 0.1, "top_k": 3, "top_p": 0.64}, {0, 1}),
+    ({"min_p": 0.3, "top_k": 3, "top_p": 0.7}, {0}),
+    # Roots at temperature 2: 0.707, 0.447, 0.316. min_p leaves two, and the first has 0.613 of these.
+    ({"temperature": 2.0, "min_p": 0.5, "top_p": 0.61}, {0}),
+    ({"temperature": 2.0, "min_p": 0.5, "top_p": 0.62}, {0, 1}),
+]
+"""Filters, and the tokens of 0.5, 0.2, 0.1, 0.1 and 0.1 that pass them."""
+
+
+def test_min_p_comes_before_top_k_and_top_p(kernels: CoreKernels, device: torch.device) -> None:
     """The order of vLLM, vllm/v1/sample/sampler.py: temperature, min_p, top_k, top_p."""
-    logits = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]]).log().repeat(64, 1).to(device)
-    assert set(Rows([filters] * 64, 0, device).choose(kernels, logits)) == expected
+    rows = Rows([filters for filters, _ in FILTERED for _ in range(20)], 0, device)
+    logits = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]]).log().repeat(20 * len(FILTERED), 1).to(device)
+    tokens = rows.choose(kernels, logits)
+    assert [set(tokens[i : i + 20]) for i in range(0, len(tokens), 20)] == [expected for _, expected in FILTERED]
 
 
 @pytest.mark.parametrize("vocab_size", [100, 9000])

@@ -1,17 +1,16 @@
-"""A config.json as it stands in a well-known repository, parts of it, and sizes of small models."""
+"""Published configs, one of them in two schemas, and sizes of small models."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-QWEN3_06B: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0}
-QWEN3_06B |= {"bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu"}
-QWEN3_06B |= {"hidden_size": 1024}
-QWEN3_06B |= {"initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40960}
-QWEN3_06B |= {"max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28}
-QWEN3_06B |= {"num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000}
-QWEN3_06B |= {"sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True}
-QWEN3_06B |= {"transformers_version": "4.51.0", "use_sliding_window": False, "vocab_size": 151936}
+FOLDER = Path(__file__).parent / "published"
+PUBLISHED: list[dict[str, Any]] = json.loads((FOLDER / "configs.json").read_text())
+"""Configs of public repositories, with the reason of their refusal where they are refused."""
+
+QWEN3_06B: dict[str, Any] = PUBLISHED[0]["config"]
 
 
 def without(*names: str, of: dict[str, Any] = QWEN3_06B) -> dict[str, Any]:
@@ -50,22 +49,3 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "Ministral3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0} | GROWING},
 }
 """Sizes of a small model, and what families have besides."""
-
-PUBLISHED: list[dict[str, Any]] = [
-    {"architectures": ["Gemma3ForConditionalGeneration"], "mm_tokens_per_image": 256, "boi_token_index": 255999}
-    | {
-        "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-        | {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    }
-    | {"eoi_token_index": 256000, "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}},
-    {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 2048, "intermediate_size": 11008}
-    | {"max_position_embeddings": 128000, "max_window_layers": 70, "num_attention_heads": 16, "num_hidden_layers": 36}
-    | {"num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768}
-    | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": True}
-    | {"use_sliding_window": False, "vision_config": {"hidden_size": 1280}, "vocab_size": 151936},
-    {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False, "head_dim": 128}
-    | {"hidden_size": 5120, "intermediate_size": 27648, "max_position_embeddings": 524288, "mlp_bias": False}
-    | {"num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8, "residual_dropout": 0.1}
-    | {"rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "vocab_size": 155136},
-]
-"""What config.json of well-known repositories say, and leave out."""

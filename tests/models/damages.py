@@ -13,18 +13,24 @@ from typing import Any
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"
+TABLES = (CONFIG, GENERATION, INDEX)
+READ = (*TABLES, WEIGHTS, TOKENIZER)
 
 Damage = Callable[[Path], object]
 
 
-def write(name: str, content: bytes | str) -> Damage:
-    """A file of one's own instead of the one that is there."""
+def exchange(name: str, make: Callable[[Path], object]) -> Damage:
+    """Something else at the path of a file."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        make(folder / name)
 
     return damage
+
+
+def write(name: str, content: bytes | str) -> Damage:
+    return exchange(name, lambda path: path.write_bytes(content.encode() if isinstance(content, str) else content))
 
 
 def change(name: str, **changes: Any) -> Damage:
@@ -42,40 +48,26 @@ def remove(name: str) -> Damage:
 
 
 def make_folder(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return damage
+    return exchange(name, Path.mkdir)
 
 
 def make_link(name: str, target: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return damage
+    return exchange(name, lambda path: path.symlink_to(target))
 
 
 def make_pipe(name: str) -> Damage:
     """One that nobody writes to: who opens it waits."""
-
-    def damage(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return damage
+    return exchange(name, os.mkfifo)
 
 
 def make_sparse(name: str, size: int) -> Damage:
     """A file of so many bytes that take no room."""
 
-    def damage(folder: Path) -> None:
-        write(name, "")(folder)
-        with open(folder / name, "r+b") as file:
-            file.truncate(size)
+    def make(path: Path) -> None:
+        path.touch()
+        os.truncate(path, size)
 
-    return damage
+    return exchange(name, make)
 
 
 def listed(*files: Any) -> Damage:
@@ -154,21 +146,12 @@ DAMAGES: dict[str, Damage] = {
     "an end of text that is deep": change(CONFIG, eos_token_id=DEEP_BUT_READ),
     "a long number": write(CONFIG, '{"vocab_size": ' + "9" * 10_000 + "}"),
     # any table
-    **{
-        f"{name} {what}": write(name, content)
-        for name in (CONFIG, GENERATION, INDEX)
-        for what, content in NO_TABLES.items()
-    },
-    **{f"{name} is a folder": make_folder(name) for name in (CONFIG, GENERATION, INDEX, WEIGHTS, TOKENIZER)},
-    **{
-        f"{name} is a link to itself": make_link(name, name) for name in (CONFIG, GENERATION, INDEX, WEIGHTS, TOKENIZER)
-    },
-    **{f"{name} is a device": make_link(name, "/dev/zero") for name in (CONFIG, GENERATION, INDEX, WEIGHTS)},
-    **{f"{name} is a pipe": make_pipe(name) for name in (CONFIG, GENERATION, INDEX, TOKENIZER, WEIGHTS)},
-    **{
-        f"{name} has a terabyte": make_sparse(name, 2**40)
-        for name in (CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG)
-    },
+    **{f"{name} {what}": write(name, content) for name in TABLES for what, content in NO_TABLES.items()},
+    **{f"{name} is a folder": make_folder(name) for name in READ},
+    **{f"{name} is a link to itself": make_link(name, name) for name in READ},
+    **{f"{name} is a device": make_link(name, "/dev/zero") for name in (*TABLES, WEIGHTS)},
+    **{f"{name} is a pipe": make_pipe(name) for name in READ},
+    **{f"{name} has a terabyte": make_sparse(name, 2**40) for name in (*TABLES, TOKENIZER, TOKENIZER_CONFIG)},
     **{f"no {name}": remove(name) for name in (CONFIG, WEIGHTS, TOKENIZER)},
     "an end of generation that is a table": change(GENERATION, eos_token_id={}),
     "an end of generation that is deep": change(GENERATION, eos_token_id=DEEP_BUT_READ),

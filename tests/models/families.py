@@ -62,12 +62,8 @@ HYBRID: dict[str, Any] = {"pad_token_id": None}
 # A larger epsilon than theirs: the norm of what a recurrence says makes much of its rounding where it is small. The two ways of
 # transformers to compute it then differ by 2e-4.
 DELTA = {"rms_norm_eps": 1e-2}
-DELTA |= {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 STATES = HYBRID | {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 MAMBA: dict[str, Any] = types_of(STATES, "linear_attention", "full_attention", "linear_attention")
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
@@ -76,13 +72,8 @@ FACTORS |= {"embedding_multiplier": 3.0, "ssm_in_multiplier": 1.2, "mlp_multipli
 FACTORS |= {"ssm_multipliers": [1.1, 0.8, 0.7, 0.6, 0.5], "mamba_norm_before_gate": False}
 # No step of time is below the shortest, which transformers takes for some prompts, and for no token behind them.
 NEMOTRON: dict[str, Any] = {"num_hidden_layers": None, "time_step_min": 1e-6, "head_dim": 16, "chunk_size": 16}
-NEMOTRON |= {
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "ssm_state_size": 16,
-    "rescale_prenorm_residual": False,
-}
+NEMOTRON |= {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
+NEMOTRON |= {"rescale_prenorm_residual": False}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
@@ -95,13 +86,8 @@ WINDOWED = {"use_sliding_window": True}
 CHUNKS = {"intermediate_size_mlp": 44, "floor_scale": 7, "attn_scale": 0.3}
 BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
 BY_TYPE = {kind: table | {"rope_theta": 5e5} for kind, table in BY_TYPE.items()}
-GROWING = YARN | {
-    "rope_theta": 1e4,
-    "original_max_position_embeddings": 32,
-    "factor": 16.0,
-    "llama_4_scaling_beta": 0.3,
-}
-GROWING = {"rope_parameters": GROWING}
+GROWING = YARN | {"rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 16.0}
+GROWING = {"rope_parameters": GROWING | {"llama_4_scaling_beta": 0.3}}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": of("Llama", head_dim=16),
@@ -235,14 +221,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         use_bias=True,
     ),
     "Nemotron 3": of(
-        *(
-            "NemotronH",
-            NEMOTRON,
-            GROUPED,
-            UNTIED,
-            {"layers_block_type": ["moe", "mamba", "moe", "attention", "mamba", "moe"]},
-        ),
-        moe_shared_expert_intermediate_size=40,
+        *("NemotronH", NEMOTRON, GROUPED, UNTIED, {"moe_shared_expert_intermediate_size": 40}),
+        layers_block_type=["moe", "mamba", "moe", "attention", "mamba", "moe"],
         num_hidden_layers=None,
     ),
     "Nemotron 3, experts of latents": of(
@@ -327,31 +307,28 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+PIXTRAL = {"model_type": "pixtral"}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [2, 3, 1]}}
 SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Llama4": ("Llama 4", {}, {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}),
     "Gemma3": ("Gemma3", {"mm_tokens_per_image": 4, "tie_word_embeddings": False}, {"patch_size": 14}),
-    "Mistral3": ("Mistral, a wide window", {"text_config": {"model_type": "mistral"}}, {"model_type": "pixtral"}),
-    "Mistral3, Ministral 3": (
-        "Ministral 3",
-        UNTIED | {"text_config": {"model_type": "ministral3"}},
-        {"model_type": "pixtral"},
-    ),
+    "Mistral3": ("Mistral, a wide window", {"text_config": {"model_type": "mistral"}}, PIXTRAL),
+    "Mistral3, Ministral 3": ("Ministral 3", UNTIED | {"text_config": {"model_type": "ministral3"}}, PIXTRAL),
     "Qwen2VL": ("Qwen2, the first full", {"text_config": SECTIONS | {"use_sliding_window": False}}, {"embed_dim": 48}),
     "Qwen2_5_VL": ("Qwen2, the first full", {"text_config": SECTIONS}, {"out_hidden_size": 48}),
     "Qwen3VL": ("Qwen3, yarn", {"tie_word_embeddings": True}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
     "Qwen3VLMoe": ("Qwen3-MoE", {}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
+    "Qwen3_5": ("Qwen3.5", {}, {"out_hidden_size": 48}),
+    "Qwen3_5Moe": ("Qwen3.5-MoE", {}, {"out_hidden_size": 48}),
 }
 """Models that see pictures: the shape of their part for text, what stands beside it, and what their part for pictures needs."""
 
 
-WITH_STATES = [
-    shape
-    for shape, (family, _) in SHAPES.items()
-    if family
-    in ("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1")
-    and "attention alone" not in shape
-]
+HYBRIDS = (
+    *("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"),
+    *("GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1"),
+)
+WITH_STATES = [shape for shape, (family, _) in SHAPES.items() if family in HYBRIDS and "attention alone" not in shape]
 """Shapes with layers that have states in place of attention."""
 
 

@@ -33,16 +33,8 @@ BESIDE = (
     *("format", "quantization_status", "transform_config", "targets", "weights", "input_activations"),
     *("output_activations", "group_size", "w_bit", "q_group_size", "checkpoint_format", "pack_dtype", "dynamic"),
     *("adapter", "rotation", "is_marlin_format", "data_type", "super_bits", "super_group_size", "extra_config"),
-    *(
-        "act_bits",
-        "act_group_size",
-        "act_sym",
-        "act_dynamic",
-        "act_data_type",
-        "packing_format",
-        "fmt",
-        "static_groups",
-    ),
+    *("act_bits", "act_group_size", "act_sym", "act_dynamic", "act_data_type", "packing_format", "fmt"),
+    "static_groups",
 )
 """What compressed-tensors, AutoAWQ, GPTQModel and AutoRound read of a quantization_config, beside transformers."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from nanoengine.features.pooling.files import defaults_of_folder, defaults_of_gg
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.default_sampling import default_sampling
+from nanoengine.models.description import describe
 from nanoengine.models.gguf.architectures import ARCHITECTURES
 from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.tokenizer import read_vocabulary
+from nanoengine.models.gguf.header import TensorRecord
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.gguf.translate import hf_config
 from nanoengine.models.names import DEMO
 from tests.features.lora.test_adapter import LAYERS, read
@@ -29,7 +32,6 @@ from tests.models.gguf.test_tokenizer import bpe, sentencepiece
 from tests.models.gguf.test_translate import NEEDED
 from tests.models.quantization import test_scheme as schemes
 from tests.models.quantization.packed_models import A_TENSOR, BLOCKS, FP4, FP8, MIXED, MODELOPT, compressed
-from tests.models.test_damaged_folders import described
 from tests.outside import VALUES, wrong
 from tests.support import TINY
 
@@ -38,12 +40,8 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "mscale": 1.0,
 ROTATIONS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 9000,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 9000},
     "yarn": YARN | {"beta_slow": 1, "truncate": True, "attention_factor": 1.0},
     "longrope": FACTORS | {"factor": 2.0},
     "proportional": {"partial_rotary_factor": 0.5, "factor": 1.0},
@@ -92,13 +90,13 @@ def test_of_how_a_model_writes(tmp_path: Path, file: str, table: dict[str, Any])
     folder = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=os.symlink))
     (folder / file).unlink()
 
-    def describe(own: Any) -> None:
+    def read_files(own: Any) -> None:
         (folder / file).write_text(json.dumps(own))
-        found = described(folder)
-        default_sampling(found._advised, SamplingParams)
+        found = describe(folder)
+        default_sampling(found.advised_sampling, SamplingParams)
         _ = found.tokenizer.chat_templates
 
-    assert wrong(describe, table, 60) == []
+    assert wrong(read_files, table, 60) == []
 
 
 def test_of_an_adapter(tmp_path: Path) -> None:
@@ -130,19 +128,51 @@ OF_GGUF += [[], ["x"], ["", "\0"], ["a b"] * 3]
 """What the header of a GGUF file can hold."""
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_of_a_gguf_file(name: str) -> None:
-    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.freq_base": 1e4, "pooling_type": 1}
-    sizes = {"rope.dimension_count": 64, "attention.head_count_kv": 2, "attention.sliding_window": 4}
-    keys = NEEDED | dict.fromkeys(ARCHITECTURES[name].keys, 4) | scaling | sizes
+HUGE = [2**63, 2**32 - 1, 2**31, 30_000_000, 1e38]
+HUGE += [np.ones(2_000_000, np.uint8), np.zeros(2_000_000, np.float32), ["a"] * 1000]  # type: ignore[list-item]
+MAX_BYTES = 32 << 20
+SLIDES = "attention.sliding_window_pattern"
+STATES = {"attention.recurrent_layers": np.array([True, False]), "ssm.inner_size": 512}
+ATTENDS = {"attention.head_count_kv": np.array([0, 2]), "ssm.inner_size": 512}
+OF_LAYERS: dict[str, dict[str, Any]] = {
+    **{name: {SLIDES: 2} for name in ("gemma3", "olmo3", "exaone4", "gpt-oss", "gptoss")},
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), STATES),
+    **dict.fromkeys(("lfm2", "lfm2moe", "granitehybrid"), ATTENDS),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), ATTENDS | {"feed_forward_length": np.array([0, 0])}),
+    "gemma4": {SLIDES: np.array([True, False]), "attention.key_length_swa": 2, "attention.shared_kv_layers": 0},
+    "llama4": {"expert_used_count": 1},
+}
+"""What layers of these architectures have, so that a file is read whole but for the value that is drawn."""
+
+ONES = np.ones(128, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("has_factors", [False, True])
+def test_of_a_gguf_file(architecture: str, has_factors: bool) -> None:
+    """Every number is bounded before it is multiplied, too: nothing takes more than `MAX_BYTES`."""
+    name = architecture.split()[0]
+    sizes = ("attention.head_count_kv", "rope.dimension_count", "attention.key_length")
+    keys = NEEDED | dict.fromkeys((*ARCHITECTURES[architecture].keys, *sizes), 2)
+    keys |= {"rope.freq_base": 1e4, "pooling_type": 1} | OF_LAYERS.get(name, {})
+    if not has_factors:
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
     table = {"general.architecture": name, "general.type": "model", "tokenizer.ggml.eos_token_id": 0}
     table |= {f"{name}.{key}": value for key, value in keys.items()}
+    tensors = {"token_embd.weight": TensorRecord("token_embd.weight", "F32", (10, 8), 320, 0, 0)}
+    if has_factors:
+        tensors["rope_freqs.weight"] = TensorRecord("rope_freqs.weight", "F32", (1,), 4, 0, 0)
 
     def config(own: dict[str, Any]) -> None:
         defaults_of_gguf(own)
-        read_model_config(hf_config(GGUFFile(Path("model.gguf"), own, {}, [])))
+        read_model_config(hf_config(GGUFFile(Path("model.gguf"), own, tensors, [ONES])))  # type: ignore[list-item]
 
-    assert wrong(config, table, values=OF_GGUF) == []
+    tracemalloc.start()
+    try:
+        assert wrong(config, table, 400, OF_GGUF + HUGE) == []
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 MARKS = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 0}
@@ -150,4 +180,4 @@ MARKS = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.ggml.add_bos_token": T
 
 @pytest.mark.parametrize("table", [sentencepiece(), bpe(**MARKS)], ids=["sentencepiece", "bpe"])
 def test_of_a_vocabulary(table: dict[str, Any]) -> None:
-    assert wrong(lambda own: read_vocabulary(own).tokenizer, table, 150, OF_GGUF) == []
+    assert wrong(lambda own: GGUFTokenizer(own).fast, table, 150, OF_GGUF) == []

@@ -22,6 +22,7 @@ ON_GPU = DEVICE.type == "cuda"
 LENGTH, CHUNK = (75, 17) if ON_GPU else (9, 6)
 TOKENS = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
 
+HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
 SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a multiple of 16
     "Phi3, partial, long factors": {},
     "OLMo2, biases, no groups": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
@@ -31,14 +32,8 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a multiple of
     "Gemma4": {"num_hidden_layers": 2, "sliding_window": 4, "head_dim": 16, "global_head_dim": 32},
     "gpt-oss": {"num_hidden_layers": 2, "sliding_window": 5},
     "LFM2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "head_dim": 16},
-    "Qwen3.5": {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_value_heads": 2,
-    }
-    | {"head_dim": 16},
-    "Granite 4, dense, rotated": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    | {"head_dim": 16},
+    "Qwen3.5": HYBRID | {"linear_num_value_heads": 2},
+    "Granite 4, dense, rotated": HYBRID,
     "Llama 4": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 4},
 }
 

@@ -20,7 +20,7 @@ ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["PaliGemmaForConditionalGenera
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({key: value}, key) for key in SIZES for value in (0, -1, 1.5, "8", True, [8])),
     *(
-        ({key: size}, rf"{key} is \d+.* config.json: it must be at most \d+")
+        ({key: size}, rf"{key} is \d+.* config.json: it must be a positive integer, at most \d+")
         for key in SIZES
         for size in (10**11, 10**100)
     ),

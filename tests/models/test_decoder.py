@@ -23,7 +23,6 @@ from tests.support import TOY, forced_logits, reference_logits, reference_model,
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
-LARGE = {"max_position_embeddings": 40960, "rope_theta": 1e6, "num_hidden_layers": 1}
 
 
 @st.composite
@@ -71,19 +70,6 @@ def test_bfloat16_is_not_worse_than_transformers_in_bfloat16(tmp_path: Path) -> 
         ours = forced_logits(llm, TOKENS, 40, 40)
     assert ours.dtype == torch.float32
     assert 0 < (ours - exact).square().mean() <= 1.5**2 * (theirs.float() - exact).square().mean()
-
-
-# ---- large positions
-
-
-def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path) -> None:
-    """The last chunk and the last decoded tokens of 3,000, far beyond the positions that rotate slowly."""
-    folder = tiny_checkpoint(tmp_path, **LARGE, head_dim=64)
-    tokens = torch.randint(0, 250, (3000,), generator=torch.Generator().manual_seed(1)).tolist()
-    right = reference_logits(reference_model(folder), tokens)
-    with engine(folder, num_kv_blocks=200) as llm:
-        logits = forced_logits(llm, tokens, num_prompt_tokens=2990, chunk=1000)
-    torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
 
 
 # ---- building

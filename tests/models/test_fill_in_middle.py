@@ -9,7 +9,8 @@ from tokenizers import AddedToken
 
 from nanoengine.errors import InvalidPrompt
 from nanoengine.models.fill_in_middle import END_NAMES, FILE_NAMES, NAMES, fill_tokens
-from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
+from nanoengine.models.tokenizer import HFTokenizer
 from tests.models.gguf.test_tokenizer import bpe
 from tests.support import byte_tokenizer
 

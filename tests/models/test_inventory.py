@@ -16,7 +16,8 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
-from tests.models.gguf.written import tiny_model, write_gguf
+from tests.models.gguf.written import write_gguf
+from tests.support import tiny_checkpoint
 
 FETCHABLE = list(DOWNLOADS)
 
@@ -101,15 +102,14 @@ def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
 
 def test_gguf_files_are_described_from_their_metadata(hub: Path, tmp_path: Path) -> None:
     models_folder().mkdir(parents=True)
-    model, tensors = tiny_model("qwen3", tmp_path / "folder")
-    own = write_gguf(model, tensors, models_folder() / "own.gguf")
+    own = write_gguf(tiny_checkpoint(tmp_path / "folder", hidden_size=24), models_folder() / "own.gguf")
     shared = shutil.copy(own, snapshot(hub, "someone/model") / "shared.gguf")
     entries = found()
     assert list(entries) == [str(own), f"someone/model/{shared.name}"]
     for entry in entries.values():
         assert (entry.problem, entry.disk_bytes) == ("", own.stat().st_size)
         assert entry.config is not None
-        assert entry.config.hidden_size == model.config.hidden_size
+        assert entry.config.hidden_size == 24
 
 
 def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:

@@ -4,6 +4,7 @@ refused for the reason beside it. Tables for pictures and sound are left out; lo
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from nanoengine.core.tokenizer import end_token_ids
 from nanoengine.errors import UnsupportedModel
@@ -22,16 +24,15 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.header import TensorRecord
 from nanoengine.models.gguf.tensor_names import EMBEDDING
 from nanoengine.models.gguf.translate import hf_config
+from tests.models.configs import FOLDER, PUBLISHED
 from tests.models.field_names import names_read
+from tests.models.test_families import compare
 
-FOLDER = Path(__file__).parent / "published"
-CONFIGS = json.loads((FOLDER / "configs.json").read_text())
 FILES = json.loads((FOLDER / "gguf.json").read_text())
-SIZES = ("vocab_size", "hidden_size", "num_attention_heads")
 
 
-@pytest.mark.parametrize("published", CONFIGS, ids=[published["model"] for published in CONFIGS])
-def test_a_published_config_is_read_or_refused_for_the_reason_beside_it(
+@pytest.mark.parametrize("published", PUBLISHED, ids=[published["model"] for published in PUBLISHED])
+def test_a_published_config_means_what_it_means_to_transformers_or_is_refused_for_the_reason_beside_it(
     published: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published["config"]))
@@ -47,9 +48,11 @@ def test_a_published_config_is_read_or_refused_for_the_reason_beside_it(
             read_model_config(table)
         return
     config = read_model_config(table)
-    read = (config.vocab_size, config.hidden_size, config.num_heads, config.num_kv_heads)
-    assert read == (*(text[size] for size in SIZES), text.get("num_key_value_heads", config.num_heads))
-    assert config.num_layers == text["num_hidden_layers"]
+    whole = transformers.AutoConfig.for_model(**copy.deepcopy(published["config"]))
+    theirs = whole.get_text_config()
+    theirs.tie_word_embeddings = whole.tie_word_embeddings
+    compare(config, theirs)
+    assert config.max_position_embeddings == theirs.max_position_embeddings
     assert re.findall(r"'(\w+)' \(", caplog.text) == published.get("left_out", [])
     ends = end_token_ids(
         config.vocab_size, text.get("eos_token_id"), published.get("generation", {}).get("eos_token_id")

@@ -177,12 +177,6 @@ def test_a_model_is_as_long_as_what_it_was_trained_on_times_the_factor(scaling: 
         read_model_config(in_the_other | {"rope_scaling": scaling})
 
 
-def test_gemma3_says_how_long_it_is() -> None:
-    stated = without("rope_theta", "rope_scaling", "hidden_act", "max_window_layers", "sliding_window")
-    stated |= {"architectures": ["Gemma3ForCausalLM"], "rope_scaling": LINEAR}
-    assert read_model_config(stated).max_position_embeddings == 40960
-
-
 def test_beyond_what_was_trained_logits_are_those_of_transformers(tmp_path: Path) -> None:
     scaling = YARN | {"original_max_position_embeddings": 32}
     folder = tiny_checkpoint(tmp_path, max_position_embeddings=40)

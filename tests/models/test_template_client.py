@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidPrompt
 from nanoengine.models import template_client
+from nanoengine.models.names import DEMO
 from nanoengine.models.template_client import TemplateClient
+from nanoengine.models.tokenizer import HFTokenizer
 from tests.drawn import FAST
 
 LARGE = [
@@ -64,14 +64,14 @@ LOOPS = st.lists(SIZES, max_size=3)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process with less time and memory."""
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemplateClient]:
+    """A client whose process has less time and memory."""
     source = Path(template_client.limits.__file__).read_text()
     path = tmp_path_factory.mktemp("process") / "process.py"
-    path.write_text(source.replace("= 10.0, 1 << 30", "= 0.3, 1 << 28").replace("64 << 20", "4 << 20"))
+    path.write_text(source.replace("= 10.0, 1 << 30", "= 0.1, 1 << 28").replace("64 << 20", "4 << 20"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_client, "COMMAND", [*template_client.COMMAND[:2], str(path)])
-        yield
+        yield TemplateClient()
 
 
 @pytest.fixture
@@ -83,26 +83,26 @@ def check_sound(client: TemplateClient) -> None:
     assert client.render("{{ a }}, {{ b[1] }}", {"a": "ä\ud800", "b": {1: 2.5}}) == "ä\ud800, 2.5"
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("template", [*LARGE, *LONG])
-def test_a_template_that_takes_too_much_is_refused(client: TemplateClient, template: str) -> None:
-    check_sound(client)
+def test_a_template_that_takes_too_much_is_refused(small: TemplateClient, template: str) -> None:
+    check_sound(small)
+    start = time.monotonic()
     with pytest.raises(InvalidPrompt, match=TOO_MUCH):
-        client.render(template, {})
-    check_sound(client)
+        small.render(template, {})
+    assert time.monotonic() - start < 5
+    check_sound(small)
 
 
-@pytest.mark.usefixtures("small")
 @settings(FAST, max_examples=40)
 @given(loops=LOOPS, text=TEXTS)
-def test_any_template_ends(loops: list[str], text: str) -> None:
+def test_any_template_ends(small: TemplateClient, loops: list[str], text: str) -> None:
     template = "".join(f"{{% for i in range({size}) %}}" for size in loops)
     template += f"{{{{ {text} }}}}" + "{% endfor %}" * len(loops)
-    client, start = TemplateClient(), time.monotonic()
+    start = time.monotonic()
     with suppress(InvalidPrompt):
-        assert len(client.render(template, {"x": "äöü"})) <= 4 << 20
-    assert time.monotonic() - start < 20
-    check_sound(client)
+        assert len(small.render(template, {"x": "äöü"})) <= 4 << 20
+    assert time.monotonic() - start < 5
+    check_sound(small)
 
 
 @pytest.mark.parametrize("template", REFUSED)
@@ -139,9 +139,7 @@ def test_no_process_is_a_named_error(client: TemplateClient) -> None:
 
 def test_a_chat_is_refused_and_the_next_one_is_answered() -> None:
     hostile = "{% if messages[0].content == 'x' %}{{ 'a' * 10 ** 10 }}{% endif %}{{ messages[0].content }}"
-    options: dict[str, Any] = {"chat_template": hostile}
-    with LLM("demo", **options) as llm:
-        with pytest.raises(InvalidPrompt, match=TOO_MUCH):
-            llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=2))
-        [output] = llm.chat([{"role": "user", "content": "def f("}], SamplingParams(max_tokens=2))
-        assert len(output.outputs[0].token_ids) == 2
+    tokenizer = HFTokenizer(DEMO, hostile)
+    with pytest.raises(InvalidPrompt, match=TOO_MUCH):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+    assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "def f("}])) == "def f("

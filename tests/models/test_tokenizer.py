@@ -22,8 +22,9 @@ from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 from nanoengine.features.tool_calls.chats import Chats
 from nanoengine.models.capability import Models
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.options import ModelOptions
-from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
+from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.serve.server.bodies.chat_encoder import ChatEncoder
 from tests.models.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
@@ -155,12 +156,12 @@ def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: s
 GIVEN = "{% if tools %}<tool_call> {{ tools | tojson }}|{% endif %}{{ messages[-1].content }}!"
 
 
-@pytest.mark.parametrize("as_file", [False, True])
-def test_a_template_given_as_an_option_is_the_only_one(tmp_path: Path, as_file: bool) -> None:
+def test_a_template_given_as_an_option_is_the_only_one(tmp_path: Path) -> None:
     """Of a model without one too, and in other processes, which may be where its file is not."""
     path = tmp_path / "own.jinja"
     path.write_text(GIVEN)
-    config = read_config("demo", {"chat_template": path if as_file else GIVEN})
+    assert read_config("demo", {"chat_template": GIVEN}).of(ModelOptions).chat_template == GIVEN
+    config = read_config("demo", {"chat_template": path})
     path.unlink()
     template = pickle.loads(pickle.dumps(replace(config.of(ModelOptions)))).chat_template
     folders = [save(tmp_path / name, own) for name, own in (("a", None), ("b", {"default": "x", "tool_use": "y"}))]
@@ -224,11 +225,6 @@ def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFToken
     for tokenizer in (HFTokenizer(chatting.folder), GGUFTokenizer(bpe())):
         tokenizer.hf.chat_template = "new"
         assert tokenizer.decode(tokenizer.encode_chat([USER])) == "new"
-
-
-def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
-    with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: complete a plain"):
-        GGUFTokenizer(bpe()).encode_chat([USER])
 
 
 # ---- folders

@@ -49,18 +49,17 @@ def test_generate_takes_several_prompts_a_policy_and_penalties(tiny: Path, capsy
     assert [shown.count(f"--- {prompt!r}") for prompt in ("one", "two")] == [2, 2]
 
 
-@pytest.mark.parametrize("prompts", [["one"], ["one", "two"]], ids=["streamed", "at once"])
 def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
-    prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of one prompt, which is streamed, and of several."""
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "items": {"enum": ["é", 2]}, "minItems": 3, "maxItems": 3}', "utf-8-sig")
-    expected = {
-        ("--json-schema", str(schema)): r'\[("é"|2)(, ("é"|2)){2}\]',
-        ("--regex", "[0-9]{3}-[a-c]{4}"): "[0-9]{3}-[a-c]{4}",
-        ("--choice", "red", "--choice", "green"): "red|green",
-    }
-    for options, text in expected.items():
+    for prompts, options, text in (
+        (["one"], ["--json-schema", str(schema)], r'\[("é"|2)(, ("é"|2)){2}\]'),
+        (["one", "two"], ["--regex", "[0-9]{3}-[a-c]{4}"], "[0-9]{3}-[a-c]{4}"),
+        (["one"], ["--choice", "red", "--choice", "green"], "red|green"),
+    ):
         assert main(["generate", "--dtype", "float32", "--seed", "1", *options, "--", *prompts]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("--- ")]
         assert len(lines) == len(prompts)

@@ -28,7 +28,6 @@ class Search:
         params: of the search.
         sampling: the class of a request's params, with a field `logprobs`.
         prepare: called with each request before it is submitted.
-        options: see `LLMEngine.make_request`.
 
     Raises:
         InvalidPrompt, InvalidSamplingParams, InvalidRequest: nothing has run then.
@@ -40,12 +39,11 @@ class Search:
         prompt: str | Seq[int],
         params: BeamSearchParams,
         sampling: type[CoreSamplingParams],
-        prepare: Callable[[Request], object] = lambda _: None,
-        **options: object,
+        prepare: Callable[[Request], object],
     ):
         if not isinstance(params, BeamSearchParams):
             raise InvalidSamplingParams("params", f" must be BeamSearchParams, not {shown(params)}")
-        self.engine, self.options, self.prepare = engine, options, prepare
+        self.engine, self.prepare = engine, prepare
         self.sampling = sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
         self.error: Exception | None = None
         self.texts: list[str] = []  # of the finished beams
@@ -57,7 +55,7 @@ class Search:
         self.beams.max_tokens = min(params.max_tokens, engine.max_model_len - len(self.first.prompt_token_ids))
 
     def _request(self, prompt: str | Seq[int]) -> Request:
-        request = self.engine.make_request(prompt, self.sampling, **self.options)  # type: ignore[arg-type]
+        request = self.engine.make_request(prompt, self.sampling)
         self.prepare(request)
         return request
 
@@ -133,7 +131,6 @@ def beam_search(
     *,
     after_step: Callable[[list[Search]], object] = lambda _: None,
     prepare: Callable[[Request], object] = lambda _: None,
-    **options: object,
 ) -> list[RequestOutput]:
     """Search for the likeliest continuations of prompts, all at once; `outputs` of each result are its beams, best first.
 
@@ -141,13 +138,12 @@ def beam_search(
         sampling: the class of the requests' params; it has a field `logprobs`.
         after_step: called with all searches after each step of the engine.
         prepare: see `Search`.
-        options: of the requests, see `LLMEngine.make_request`.
 
     Raises:
         InvalidPrompt, InvalidSamplingParams, InvalidRequest: anything is bad; then nothing has run.
         StepFailed: an exception inside a step; its `outputs` hold the results of the other prompts.
     """
-    searches = [Search(engine, prompt, params, sampling, prepare, **options) for prompt in prompts]
+    searches = [Search(engine, prompt, params, sampling, prepare) for prompt in prompts]
     try:
         for search in searches:
             search.submit([search.first])

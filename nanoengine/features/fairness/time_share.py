@@ -23,7 +23,7 @@ from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
 from nanoengine.features.fairness.accounts import Accounts
-from nanoengine.features.fairness.next_chunks import NextChunks
+from nanoengine.features.fairness.chunk_forecast import ChunkForecast
 
 PART_OF_A_TRIAL = 1 / 128
 """Fraction of the time for steps with the leader's decodes alone, which measure their time without others."""
@@ -71,7 +71,7 @@ class TimeShare(PolicyPart):
         self.max_tokens, self.is_mixed = max_tokens, is_mixed
         self.accounts = Accounts(num_unfinished, clock)
         self.cost, self.clocks = self.accounts.cost, self.accounts.clocks
-        self._chunks = NextChunks(self.cost, blocks, max_chunk)
+        self._chunks = ChunkForecast(self.cost, blocks, max_chunk)
         self.is_idle, self._alone_since = True, 0.0
         self._turns = Counter[str]()  # decodes of a client in steps that had no time for all of them (round robin)
         self._last_trial = float("-inf")  # time of the last step with the leader's decodes alone

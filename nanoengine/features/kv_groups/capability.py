@@ -96,7 +96,8 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if not startup.num_state_layers:
             return
-        from nanoengine.features.kv_groups.state_pool import StateKeeper, StatePool
+        from nanoengine.features.kv_groups.state_keeper import StateKeeper
+        from nanoengine.features.kv_groups.state_pool import StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
         shapes = next(iter(mixers.values())).shapes  # of the part of this process

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -36,19 +35,17 @@ class StoredSnapshot:
     tokens: bytes  # of the last block of the prefix
 
 
-class Reason(Enum):
-    """The reason for a snapshot."""
-
-    PROMPT = auto()  # the end of a prompt, or of the common prefix of prompts
-    DECODE = auto()  # a decode has completed a block; the sequence's next such snapshot replaces it
-
-
 class PendingSnapshot(NamedTuple):
-    """A snapshot of a step in flight."""
+    """A snapshot of a step in flight.
+
+    Attributes:
+        is_passing: a decode has completed a block; the sequence's next such snapshot replaces this one. The others are at the end
+            of a prompt, or of the common prefix of prompts.
+    """
 
     seq: Sequence
     position: int
-    reason: Reason
+    is_passing: bool
     slot: int
 
 
@@ -120,16 +117,16 @@ class Snapshots(KVStore, PolicyPart):
         return waiting
 
     def complete(self, step: Step) -> None:
-        orders, pending, wanted = StateOrders(), list[PendingSnapshot](), list[tuple[Sequence, int, Reason]]()
+        orders, pending, wanted = StateOrders(), list[PendingSnapshot](), list[tuple[Sequence, int, bool]]()
         for seq in step.started:
             self._drafted.pop(seq, None)
             self._cache_last(seq)
             if (start := seq.num_written) and not self._restore(seq, start, orders) and seq in step.runs:
-                wanted.append((seq, start, Reason.PROMPT))
+                wanted.append((seq, start, False))
             self._branches[seq] = self._cached(seq)
-        for seq, position, reason in [*wanted, *self._wanted(step)]:
+        for seq, position, is_passing in [*wanted, *self._wanted(step)]:
             if (slot := self._slot()) is not None:
-                pending.append(PendingSnapshot(seq, position, reason, slot))
+                pending.append(PendingSnapshot(seq, position, is_passing, slot))
         pending.sort(key=lambda snapshot: snapshot.position)  # for each row in the order of its tokens
         orders.snapshots += [TakeSnapshot(seq.row, position, slot) for seq, position, _, slot in pending]
         if step.plan.num_drafted or (step.plan.runs and orders.snapshots):
@@ -154,8 +151,8 @@ class Snapshots(KVStore, PolicyPart):
             self.num_loaded += 1
         return is_stored
 
-    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, Reason]]:
-        """(sequence, position, reason) of each snapshot that the step should make."""
+    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, bool]]:
+        """(sequence, position, `is_passing`) of each snapshot that the step should make."""
         size, plan = self.blocks.block_size, step.plan
         indices = np.flatnonzero(plan.decode_starts % size == 0) if not self._drafted else range(len(step.decodes))
         for index in indices:
@@ -167,14 +164,14 @@ class Snapshots(KVStore, PolicyPart):
             else:
                 for position in self._of_chunk(seq, run):
                     if not self._is_known(seq, position):
-                        yield seq, position, Reason.PROMPT
+                        yield seq, position, False
 
-    def _after_decode(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, Reason]]:
+    def _after_decode(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, bool]]:
         """The last end of a block between the last step and a decode at `start`; drafts may have completed several blocks."""
         before = self._drafted.pop(seq, start - 1)
         position = start // self.blocks.block_size * self.blocks.block_size
         if before < position:
-            yield seq, position, Reason.DECODE
+            yield seq, position, True
 
     def _of_chunk(self, seq: Sequence, run: Run) -> Iterator[int]:
         """The positions of snapshots in a chunk of a prompt, ascending."""
@@ -229,7 +226,7 @@ class Snapshots(KVStore, PolicyPart):
         while self._in_flight and self._in_flight[0][0].number <= step.number:
             launched, pending = self._in_flight.popleft()
             is_sound = launched is step and not step.is_dropped and not isinstance(result, BaseException)
-            for seq, position, reason, slot in pending:
+            for seq, position, is_passing, slot in pending:
                 # A sequence that was preempted while its tokens were in flight has not hashed them yet.
                 is_hashed = position <= len(seq.block_hashes) * self.blocks.block_size
                 if not (is_sound and is_hashed and seq.finish_reason != "error") or self._is_known(seq, position):
@@ -239,7 +236,7 @@ class Snapshots(KVStore, PolicyPart):
                 self._forget_last(seq)
                 self._last_of_decode[seq] = self.index[hash] = StoredSnapshot(slot, hash, tokens)
                 self.num_stored += 1
-                if reason is Reason.PROMPT or seq.finished:
+                if not is_passing or seq.finished:
                     self._cache_last(seq)
         if isinstance(result, BaseException):
             self._drafted.clear()

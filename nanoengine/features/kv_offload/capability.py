@@ -63,7 +63,7 @@ class KVOffload(Capability):
         observed["offload"] = lambda: offload.stats
         if disk is not None:
             gate = FileGate(offload, disk, startup.blocks)
-            observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.pending]
+            observed["fetching"] = gate.fetching
             startup.parts.append(gate)
 
     def describe_itself(self, startup: Startup) -> str | None:

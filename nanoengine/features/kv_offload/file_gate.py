@@ -16,14 +16,6 @@ LOOKAHEAD = 8
 """Waiting sequences whose files are read before they can start."""
 
 
-class Fetch:
-    """The files of one sequence: all of them, and those whose reads have not ended."""
-
-    def __init__(self, names: list[str]):
-        self.names = names
-        self.pending = names.copy()  # the last of these is being read
-
-
 class FileGate(PolicyPart):
     """Delays prompts until their files are read. A failed read is a miss.
 
@@ -33,7 +25,7 @@ class FileGate(PolicyPart):
 
     def __init__(self, offload: Offload, disk: DiskIndex, blocks: BlockManager):
         self.offload, self.disk, self.blocks = offload, disk, blocks
-        self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
+        self.fetches: dict[Sequence, list[str]] = {}  # waiting sequence -> names of its files
         self._too_little = 0  # a number of files that was too small for the next sequence that cannot start yet
 
     def preemption_victims(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
@@ -41,35 +33,43 @@ class FileGate(PolicyPart):
         for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
                 break
-            if seq not in self.fetches and seq.has_all_tokens and self._begin(seq, is_next=False) is None:
-                self._too_little = self.disk.room
+            if seq not in self.fetches and seq.has_all_tokens:
+                self._begin(seq, is_next=False)
+                if seq not in self.fetches:
+                    self._too_little = self.disk.room
         return ()
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         if seq.phase is not Phase.WAITING or not seq.has_all_tokens:
             return budget
-        fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
-        assert fetch is not None
-        if not fetch.pending:
-            return budget
-        while fetch.pending and fetch.pending[-1] not in self.disk.reading:
-            fetch.pending.pop()
-        if fetch.pending:
+        names = self.fetches.get(seq)
+        if names is None:
+            names = self._begin(seq, is_next=True)
+        if self._is_reading(names):
             return 0
         # A shorter hit may need other files, such as those of its states.
-        if any(name not in self.disk.staged for name in fetch.names):
+        if any(name not in self.disk.staged for name in names):
             self._begin(seq, is_next=True)
-            self.disk.leave(self.offload.orders, fetch.names)
-        return self.allowed(seq, budget)
+            self.disk.leave(self.offload.orders, names)
+            return self.allowed(seq, budget)
+        return budget
+
+    def fetching(self) -> list[Sequence]:
+        """Sequences that wait for files."""
+        return [seq for seq, names in self.fetches.items() if self._is_reading(names)]
+
+    def _is_reading(self, names: list[str]) -> bool:
+        """Whether a file is being read; most often it is the last."""
+        return any(name in self.disk.reading for name in reversed(names))
 
     def took(self, seq: Sequence, count: int) -> None:
         self.finished(seq)
 
-    def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
+    def _begin(self, seq: Sequence, *, is_next: bool) -> list[str]:
         """Order the files that continue the prefix hit of a sequence in memory.
 
         Args:
-            is_next: order as many files as there is memory for; otherwise all of them, or none (and None is returned).
+            is_next: order as many files as there is memory for; otherwise all of them, or none.
         """
         blocks, disk = self.blocks, self.disk
         hashes = blocks.hit_hashes(seq) if disk.files else []
@@ -81,12 +81,12 @@ class FileGate(PolicyPart):
         wanted = self._wanted(hashes[:count])
         while (excess := self._num_new(wanted) - disk.room) > 0:
             if not is_next:
-                return None
+                return []
             # A part of a window is of no use: there must be memory for all that a shorter hit needs.
             count = blocks.longest_hit(hashes[: max(0, count - -(-excess // len(blocks.layouts)))], has)
             wanted = self._wanted(hashes[:count])
-        fetch = self.fetches[seq] = Fetch([disk.want(self.offload.orders, *block) for block in wanted])
-        return fetch
+        names = self.fetches[seq] = [disk.want(self.offload.orders, *block) for block in wanted]
+        return names
 
     def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[BlockKey, bytes]]:
         """The files that a hit of these blocks needs, including those that were read already."""
@@ -106,6 +106,6 @@ class FileGate(PolicyPart):
 
     def finished(self, seq: Sequence) -> None:
         """The sequence has started, or has ended."""
-        if (fetch := self.fetches.pop(seq, None)) is not None:
+        if (names := self.fetches.pop(seq, None)) is not None:
             self._too_little = 0
-            self.disk.leave(self.offload.orders, fetch.names)
+            self.disk.leave(self.offload.orders, names)

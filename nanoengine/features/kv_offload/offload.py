@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
@@ -25,15 +26,17 @@ from nanoengine.features.kv_offload.host_tier import BlockKey, HostBlock, HostTi
 from nanoengine.features.kv_offload.messages import KV_OFFLOAD, Copy, Location, OffloadOrders, Tier
 from nanoengine.features.statistics import Statistics, metric
 
+moved = partial(metric, "nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.")
+
 
 @dataclass(slots=True)
 class OffloadStats(Statistics):
     """Counts since the start."""
 
-    num_saved_blocks: int = 0  # from the pool to host memory
-    num_loaded_blocks: int = 0  # from host memory to the pool
-    num_loaded_files: int = 0  # from files that were read to the pool
-    num_written_files: int = 0
+    num_saved_blocks: int = moved(labels={"way": "device_to_host"})
+    num_loaded_blocks: int = moved(labels={"way": "host_to_device"})
+    num_loaded_files: int = moved(labels={"way": "from_disk"})  # to the pool
+    num_written_files: int = moved(labels={"way": "to_disk"})
     num_bad_files: int = metric("nanoengine:kv_file_errors", "Files that could not be read.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.layer_map import LinearLayer
-from nanoengine.kernels.operations import Kernels, Norm
+from nanoengine.kernels.operations import Around, Kernels
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -40,31 +40,6 @@ class LowRank:
     scale: float
 
 
-RowsOfRank = Mapping[int, Sequence[range]]
-"""Matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices."""
-
-
-def products_of(adapter: Adapter, layers: Mapping[str, LinearLayer], rows: RowsOfRank) -> dict[int, list[LowRank]]:
-    """The low-rank products of an adapter, by matrix."""
-    products: dict[int, list[LowRank]] = {}
-    for name, projection in adapter.projections.items():
-        layer = layers[name]
-        a, b = (
-            torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
-            for numbers, dtype in zip((projection.a, projection.b), projection.dtypes, strict=True)
-        )
-        dtype = torch.bfloat16 if projection.dtypes == ("BF16", "BF16") else torch.float32
-        b = b.view(layer.count, projection.rank) * (1.0 if layer.factors is None else layer.factors)
-        a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
-        a = a if layer.input_order is None else a[:, layer.input_order]
-        first = layer.first
-        if layer.matrix in rows:
-            first, b = _rows_of(first, b, rows[layer.matrix])
-        if len(b):
-            products.setdefault(layer.matrix, []).append(LowRank(first, len(b), a, b, projection.scale))
-    return products
-
-
 def _rows_of(first: int, b: Tensor, ranges: Sequence[range]) -> tuple[int, Tensor]:
     """The part of outputs [first, first + len(b)) in the ranges of a rank: its first output there, and its rows of B. They stay
     adjacent, since ranges ascend.
@@ -81,7 +56,7 @@ class AdaptedProducts:
         matrices: of the model, see `Decoder`.
         layers: the linear layers, by name.
         device: of the model.
-        rows_of_rank: see `RowsOfRank`.
+        rows_of_rank: matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices.
     """
 
     def __init__(
@@ -106,11 +81,28 @@ class AdaptedProducts:
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Copy an adapter to its slot on the device."""
-        products = products_of(adapter, self.layers, self.rows_of_rank)
-        self.adapters[slot] = {
-            matrix: [LowRank(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
-            for matrix, pieces in products.items()
-        }
+        self.adapters[slot] = self.low_rank_products(adapter)
+
+    def low_rank_products(self, adapter: Adapter) -> dict[int, list[LowRank]]:
+        """The low-rank products of an adapter on the device, by matrix."""
+        products: dict[int, list[LowRank]] = {}
+        for name, projection in adapter.projections.items():
+            layer = self.layers[name]
+            a, b = (
+                torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
+                for numbers, dtype in zip((projection.a, projection.b), projection.dtypes, strict=True)
+            )
+            dtype = torch.bfloat16 if projection.dtypes == ("BF16", "BF16") else torch.float32
+            b = b.view(layer.count, projection.rank) * (1.0 if layer.factors is None else layer.factors)
+            a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
+            a = a if layer.input_order is None else a[:, layer.input_order]
+            first = layer.first
+            if layer.matrix in self.rows_of_rank:
+                first, b = _rows_of(first, b, self.rows_of_rank[layer.matrix])
+            if len(b):
+                piece = LowRank(first, len(b), a.to(self.device), b.to(self.device), projection.scale)
+                products.setdefault(layer.matrix, []).append(piece)
+        return products
 
     def drop(self, slot: int) -> None:
         self.adapters.pop(slot, None)
@@ -127,20 +119,13 @@ class AdaptedProducts:
         return self.is_used and id(weight) in self.numbers
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_changed(weight):
-            return self._plain(x, weight, bias, norm=norm, residual=residual, activation=activation, dtype=dtype)
-        factors, total = self.kernels.normed(x, norm, residual)
-        out = self.add(factors, weight, self._plain(factors, weight, bias, dtype=dtype)[0])
+            return self._plain(x, weight, bias, **around)
+        factors, total = self.kernels.normed(x, around.get("norm"), around.get("residual"))
+        out = self.add(factors, weight, self._plain(factors, weight, bias, dtype=around.get("dtype"))[0])
+        activation = around.get("activation")
         return out if activation is None else self.kernels.gate(out, activation), total
 
     def add(self, x: Tensor, weight: Weight, out: Tensor) -> Tensor:

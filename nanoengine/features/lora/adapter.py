@@ -33,7 +33,7 @@ DTYPES = ("F32", "F16", "BF16")
 MODULE = re.compile(r"[\w.]+")
 """A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT accepts expressions, too; some of them never end."""
 
-READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+READ = frozenset({"bias", "init_lora_weights", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 WITHOUT_EFFECT = re.compile(
     r"auto_mapping|base_model_name_or_path|revision|inference_mode|runtime_config|task_type|peft_(type|version)|megatron_(config|core)|"
     r"(target|exclude)_modules|layers_pattern|layers_to_transform|lora_dropout|alora_invocation_string|ensure_weight_tying|"
@@ -127,10 +127,8 @@ def _config(folder: Path, content: bytes) -> dict[str, Any]:
             f"{where}: init_lora_weights is {shown(init)}, which changes the weights of the model itself: save the adapter as "
             "one of the original model (path_initial_model_for_weight_conversion)"
         )
-    unread = sorted(config.keys() - READ - {"bias", "init_lora_weights"})
-    stated = {
-        name: config[name] for name in unread if config[name] and not WITHOUT_EFFECT.fullmatch(name)
-    }  # no None, False or []
+    unread = [name for name in sorted(config.keys() - READ) if not WITHOUT_EFFECT.fullmatch(name)]
+    stated = {name: config[name] for name in unread if config[name]}  # no None, False or []
     for name in stated:
         if name in names_of("adapter"):
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
@@ -178,7 +176,10 @@ def _projections(
     for name, tensor in _tensors(where, content, most).items():
         match = TENSOR.fullmatch(name)
         if match is None or match["module"] not in shapes:
-            raise _not_linear(where, name)
+            raise UnsupportedModel(
+                f"{where}: {shown(name)} is no adapter of a linear layer that the model has: those of "
+                "embeddings, heads and experts are not computed"
+            )
         parts_of.setdefault(match["module"], {})[match["part"]] = tensor
     if not parts_of:
         raise InvalidWeights(f"{where} holds no tensors")
@@ -204,13 +205,6 @@ def _projections(
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         projections[module] = Projection(rank, scale, (a_type, b_type), a, b)
     return projections
-
-
-def _not_linear(where: Path, name: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{where}: {shown(name)} is no adapter of a linear layer that the model has: those of "
-        "embeddings, heads and experts are not computed"
-    )
 
 
 def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, list[int], bytes]]:

@@ -71,10 +71,10 @@ class Adapters(PolicyPart):
             others = {other: loaded for other, loaded in self.loaded.items() if other != name}
             in_use = self._in_use()
             unused = [other for other, loaded in others.items() if loaded.digest not in in_use] if makes_room else []
-            while (reason := self._too_much(in_use | _by_digest((*others.values(), adapter)))) and unused:
+            while (error := self._no_room(adapter, others)) is not None:
+                if not unused:
+                    raise error
                 del others[unused.pop(0)]
-            if reason:
-                raise InvalidRequest(f"there is no room for the adapter {shown(name)}: {reason}")
             self.loaded, self._may_drop = OrderedDict({**others, name: adapter}), True
         return adapter
 
@@ -82,17 +82,17 @@ class Adapters(PolicyPart):
         """The adapters of requests that have not ended, by digest."""
         return _by_digest(adapter for request, adapter in self._of.items() if not request.finished)
 
-    def _too_much(self, adapters: Mapping[str, Adapter]) -> str | None:
-        """A message about the limit that these adapters would exceed; None if they fit."""
-        most, size = self.options.max_loras, sum(adapter.num_bytes for adapter in adapters.values())
-        if len(adapters) > most:
-            return f"{most} are loaded or in use, the most that may be (max_loras): unload one"
-        if size > self.options.max_lora_bytes:
-            most = self.options.max_lora_bytes
-            return (
-                f"all together have {format_bytes(size)}, and {format_bytes(most)} may be (max_lora_bytes): unload one"
-            )
-        return None
+    def _no_room(self, adapter: Adapter, others: Mapping[str, Adapter]) -> InvalidRequest | None:
+        """An error about the limit that an adapter exceeds beside the loaded ones and those in use; None if it fits."""
+        adapters = self._in_use() | _by_digest((*others.values(), adapter))
+        size, most_bytes = sum(each.num_bytes for each in adapters.values()), self.options.max_lora_bytes
+        if len(adapters) > self.options.max_loras:
+            reason = f"{self.options.max_loras} are loaded or in use, the most that may be (max_loras)"
+        elif size > most_bytes:
+            reason = f"all together have {format_bytes(size)}, and {format_bytes(most_bytes)} may be (max_lora_bytes)"
+        else:
+            return None
+        return InvalidRequest(f"there is no room for the adapter {shown(adapter.name)}: {reason}: unload one")
 
     def unload(self, name: str) -> Adapter:
         """Unload an adapter, except for requests that have it.
@@ -130,8 +130,8 @@ class Adapters(PolicyPart):
             InvalidRequest: it was unloaded meanwhile, and there are too many others.
         """
         with self._lock:
-            if reason := self._too_much(self._in_use() | _by_digest((*self.loaded.values(), adapter))):
-                raise InvalidRequest(f"there is no room for the adapter {shown(adapter.name)}: {reason}")
+            if (error := self._no_room(adapter, self.loaded)) is not None:
+                raise error
             self._of[request] = adapter
             request.cache_salt += SALT + adapter.digest
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,36 +36,26 @@ class LinearLayer:
     factors: Tensor | None = None  # [count or 1, 1] float32, of the outputs in the checkpoint
 
 
-class _Rows:
-    """A slot that records the rows that are copied to it."""
+class _RecordingKernels(TorchKernels):
+    """Kernels whose matrices have no memory.
 
-    def __init__(self, matrix: _Matrix, first: int, count: int):
-        self.matrix, self.first = matrix, first
-        self.shape = torch.Size((count, matrix.shape[1]))
+    Attributes:
+        copied: (matrix, first row, source) of each copy to rows of a matrix.
+    """
 
-    def copy_(self, source: Tensor) -> None:
-        self.matrix.copied.append((self, source[:, 0]))
-
-    def copy_quantized(self, source: object) -> None:
-        raise AssertionError("no numbers are loaded here")
-
-
-class _Matrix(RowMajor):
-    def __init__(self, outputs: int, inputs: int, copied: list[tuple[_Rows, Tensor]]):
-        super().__init__(outputs, inputs, torch.float32, torch.device("meta"))
-        self.copied = copied
-
-    def rows(self, first: int, count: int) -> _Rows:  # type: ignore[override]
-        return _Rows(self, first, count)
-
-
-class _Kernels(TorchKernels):
     def __init__(self) -> None:
         super().__init__()
-        self.copied: list[tuple[_Rows, Tensor]] = []
+        self.copied: list[tuple[RowMajor, int, Tensor]] = []
 
-    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> _Matrix:
-        return _Matrix(outputs, inputs, self.copied)
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
+        matrix = RowMajor(outputs, inputs, torch.float32, torch.device("meta"))
+
+        def rows(first: int, count: int) -> Any:
+            shape, record = torch.Size((count, inputs)), self.copied.append
+            return SimpleNamespace(shape=shape, copy_=lambda source: record((matrix, first, source)))
+
+        matrix.rows = rows  # type: ignore[method-assign]
+        return matrix
 
 
 def find_linear_layers(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {}) -> dict[str, LinearLayer]:
@@ -79,17 +71,17 @@ def find_linear_layers(config: ModelConfig, starts: Mapping[str, tuple[int, int]
             )
             for name, outputs, inputs in config.linears
         }
-    kernels = _Kernels()
+    kernels = _RecordingKernels()
     model = build_model(config, kernels, TorchAttention(1), torch.float32, torch.device("meta"))
     layers: dict[str, LinearLayer] = {}
     for name, slot in model.checkpoint_tensors().items():
         if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
             slot, factors = (slot.slot, slot.factors) if isinstance(slot, Scaled) else (slot, None)
             slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
-            for rows, order in kernels.copied:
-                if rows.matrix in model.matrices:  # not of an expert
-                    where, (count, inputs) = model.matrices.index(rows.matrix), rows.shape
-                    layer = LinearLayer(where, rows.first, count, inputs, order, None, factors)
+            for matrix, first, source in kernels.copied:
+                if matrix in model.matrices:  # not of an expert
+                    where, order, inputs = model.matrices.index(matrix), source[:, 0], matrix.shape[1]
+                    layer = LinearLayer(where, first, len(order), inputs, order, None, factors)
                     layers[name.removesuffix(".weight")] = layer
             kernels.copied.clear()
     facts = config.states

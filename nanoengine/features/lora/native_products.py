@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
-from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows, LowRank, products_of
+from nanoengine.features.lora.adapted_products import AdaptedProducts, AdapterRows, LowRank
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.layer_map import LinearLayer
 from nanoengine.kernels.native.addresses import DTYPES, address
 from nanoengine.kernels.native.operations import NativeKernels, normed
 from nanoengine.kernels.native.weights import NativeWeight
-from nanoengine.kernels.operations import Norm
+from nanoengine.kernels.operations import Around
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
 INPUTS, OUTPUTS = 32, 16
@@ -59,7 +60,7 @@ class NativeAdaptedProducts(AdaptedProducts):
     def put(self, slot: int, adapter: Adapter) -> None:
         self.drop(slot)
         memory = self._memory[slot] = []
-        for matrix, pieces in products_of(adapter, self.layers, self.rows_of_rank).items():
+        for matrix, pieces in self.low_rank_products(adapter).items():
             packed = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
             table = struct.pack("=q", len(packed)) + b"".join(
                 PIECE.pack(
@@ -88,18 +89,11 @@ class NativeAdaptedProducts(AdaptedProducts):
     # ---- replaces the method of the kernels
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         if not self.is_changed(weight):
-            return self._plain(x, weight, bias, norm=norm, residual=residual, activation=activation, dtype=dtype)
+            return self._plain(x, weight, bias, **around)
+        norm, residual, activation = around.get("norm"), around.get("residual"), around.get("activation")
         assert isinstance(weight, NativeWeight)
         total, x = x if residual is None else residual, x.contiguous()
         sums, _ = self._plain(x, weight, norm=norm, residual=residual, dtype=torch.float32)
@@ -109,7 +103,7 @@ class NativeAdaptedProducts(AdaptedProducts):
             out = x.new_empty(sums.shape)
             added = address(bias, x.dtype, weight.shape[0])
             self.kernels.c.adapted_linear(DTYPES[x.dtype], *inputs, added, out.data_ptr(), *where)
-            if dtype == torch.float32 and bias is None:
+            if around.get("dtype") == torch.float32 and bias is None:
                 return sums, total  # the kernel has added to `sums`; `out` is rounded from them
         else:
             out = x.new_empty(len(x), weight.shape[0] // 2)

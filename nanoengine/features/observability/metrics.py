@@ -30,6 +30,10 @@ first_token, gaps = partial(metric, bounds=FIRST_TOKEN_BOUNDS), partial(metric, 
 seconds, lengths = partial(metric, bounds=LATENCY_BOUNDS), partial(metric, bounds=None)
 """Kinds of histograms."""
 
+step_seconds = partial(metric, "nanoengine:step_seconds", "Time of steps, shared out by their tokens.")
+WAITING = "Sequences that wait to run: for room, or deferred until their K/V were read from files."
+waiting = partial(metric, "vllm:num_requests_waiting_by_reason", WAITING, is_gauge=True)
+
 
 @dataclass(slots=True)
 class EngineStats(Statistics):
@@ -40,9 +44,9 @@ class EngineStats(Statistics):
     """
 
     prefill_tokens: int = 0
-    prefill_time: float = 0.0
+    prefill_time: float = step_seconds(labels={"phase": "prefill"})
     decode_tokens: int = 0
-    decode_time: float = 0.0
+    decode_time: float = step_seconds(labels={"phase": "decode"})
     num_prefill_steps: int = 0
     num_mixed_steps: int = 0
     num_decode_steps: int = 0
@@ -176,8 +180,8 @@ class EngineMetrics(Statistics):
     steps: EngineStats
     times: RequestTimes
     cache: CacheStats
-    num_waiting: int
-    num_fetching: int  # sequences that wait for K/V from files
+    num_waiting: int = waiting(labels={"reason": "capacity"})
+    num_fetching: int = waiting(labels={"reason": "deferred"})
     num_running: int = metric("vllm:num_requests_running", "Sequences that have blocks and a row.", is_gauge=True)
     num_in_flight: int  # steps
     kv_usage: float = metric("vllm:kv_cache_usage_perc", "Used part of the KV pool, 0 to 1.", is_gauge=True)

@@ -8,7 +8,6 @@ from nanoengine.features.sampling.collector import Collector
 from nanoengine.features.sampling.params import MAX_LOGPROBS, SamplingParams
 from nanoengine.features.sampling.runner_part import SamplingPart
 from nanoengine.features.sampling.thinking import ThinkingPart
-from nanoengine.features.sampling.thinking_runner import ThinkingRunnerPart
 
 
 class Sampling(Capability):
@@ -20,7 +19,6 @@ class Sampling(Capability):
 
     def runner(self, startup: Startup) -> None:
         SamplingPart(startup.runner)
-        ThinkingRunnerPart(startup.runner)
 
     def policy(self, startup: Startup) -> None:
         startup.parts += [Collector(), ThinkingPart(startup.tokenizer.decode)]

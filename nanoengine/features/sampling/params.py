@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
@@ -192,13 +191,10 @@ def structured(value: object) -> Any:
     """The `StructuredOutputs` of a value, which is one, or a table of its fields."""
     try:
         kind = import_module("nanoengine.features.structured.params").StructuredOutputs
-        is_there = find_spec("llguidance") is not None
-    except ModuleNotFoundError:  # this folder, or another that it needs, was deleted
-        is_there = False
-    if not is_there:
-        raise InvalidSamplingParams(
-            "structured_outputs", " is set, but structured outputs are not installed: pip install llguidance"
-        )
+        import_module("llguidance")
+    except ModuleNotFoundError:  # this folder, or another that it needs, was deleted, or the package
+        why = "structured outputs are not installed: pip install llguidance"
+        raise InvalidSamplingParams("structured_outputs", f" is set, but {why}") from None
     if isinstance(value, kind):
         return value
     names = [each.name for each in dataclasses.fields(kind) if each.init]
@@ -226,10 +222,9 @@ def biases(value: object) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidSamplingParams("logit_bias", f" holds {shown(pair)}: it must be {{token id: bias}}")
-        token = integer("logit_bias: token id", pair[0], 0, MAX_INT32)
+        token, bias = integer("logit_bias: token id", pair[0], 0, MAX_INT32), pair[1]
         if token in bias_of:
             raise InvalidSamplingParams("logit_bias", f" holds token id {token} twice: every token has one bias")
-        bias = pair[1]
         is_number = isinstance(bias, Real) and not isinstance(bias, bool)
         if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
             must = f"it must be a number from {-MAX_BIAS} to {MAX_BIAS}"

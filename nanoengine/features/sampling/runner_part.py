@@ -1,4 +1,4 @@
-"""SamplingPart: the processors of a runner, and log probabilities of prompts."""
+"""SamplingPart: the processors of a runner, log probabilities of prompts, and other parameters at the end of a thought."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from nanoengine.features.sampling.collector import PROMPT_LOGPROBS
 from nanoengine.features.sampling.logit_offsets import LogitBias, MinTokensBan
 from nanoengine.features.sampling.logprobs import LogprobColumns, SampleLogprobs, compute_logprobs
 from nanoengine.features.sampling.penalties import Penalties
+from nanoengine.features.sampling.thinking import ENDS_OF_THOUGHTS
 from nanoengine.features.sampling.token_masks import TokenMasks
 
 
 class SamplingPart(RunnerPart):
-    """Adds the processors to a runner's sampler, in the order in which they change logits, and computes log probabilities of
-    prompts.
+    """Adds the processors to a runner's sampler, in the order in which they change logits, computes log probabilities of
+    prompts, and carries out the orders of `ThinkingPart`.
     """
 
     def __init__(self, runner: ModelRunner):
@@ -33,6 +34,10 @@ class SamplingPart(RunnerPart):
             Penalties(num_rows, vocab_size, device),
         ]
         runner.parts.append(self)
+
+    def begin(self, plan: StepPlan) -> None:
+        if orders := plan.extras.get(ENDS_OF_THOUGHTS):
+            self.runner.sampler.apply(StepPlan(started=orders))
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Callable[[StepResult], None] | None:
         orders = plan.extras.get(PROMPT_LOGPROBS)

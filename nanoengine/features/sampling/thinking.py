@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from nanoengine.core.messages import Started, StepResult
 from nanoengine.core.options import MAX_INT32
@@ -19,20 +19,9 @@ THOUGHT = "thought"
 """In `Sequence.state`: the `ThoughtReader` of a sequence with parameters of its answer."""
 
 ENDS_OF_THOUGHTS = "ends of thoughts"
-"""In `StepPlan.extras`: `ThoughtsEnd`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtsEnd:
-    """The message of thoughts to the runner in a step.
-
-    Args:
-        answers: rows whose answer begins, with its parameters.
-        forced: row -> its only token, where its thought is at its budget.
-    """
-
-    answers: list[Started]
-    forced: dict[int, int]
+"""In `StepPlan.extras`: a list of `Started`, the rows with other parameters from this step on: those whose answer begins, and
+those whose thought is at its budget, where one token is allowed.
+"""
 
 
 class ThinkingPart(PolicyPart):
@@ -81,20 +70,18 @@ class ThinkingPart(PolicyPart):
         return reader.budget is not None and reader.num_thought + num_in_flight >= reader.budget
 
     def complete(self, step: Step) -> None:
-        answers = [
-            Started(seq.row, seq.token_ids.copy(), [], seq.sampling)
-            for seq in self._answering
-            if seq.block_tables and seq not in step.started
-        ]
+        changed = [seq for seq in self._answering if seq.block_tables and seq not in step.started]
+        orders = [Started(seq.row, seq.token_ids.copy(), [], seq.sampling) for seq in changed]
         self._answering.clear()
-        samples = [*step.decodes, *(seq for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples)]
-        forced = {
-            seq.row: token
-            for seq in samples
-            if seq in self._thinking and (token := seq.state[THOUGHT].forced_token) is not None
-        }
-        if answers or forced:
-            step.plan.extras[ENDS_OF_THOUGHTS] = ThoughtsEnd(answers, forced)
+        for seq in [*step.decodes, *(seq for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples)]:
+            if seq in self._thinking and (token := seq.state[THOUGHT].forced_token) is not None:
+                thinking: Any = seq.sampling.params
+                params = dataclasses.replace(thinking, allowed_token_ids=(token,))
+                forced = dataclasses.replace(seq.sampling, params=params)
+                orders.append(Started(seq.row, seq.token_ids.copy(), [], forced))
+                self._thinking[seq] = True
+        if orders:
+            step.plan.extras[ENDS_OF_THOUGHTS] = orders
         self._rest()
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:

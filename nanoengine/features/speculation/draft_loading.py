@@ -16,6 +16,10 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
     Raises:
         InvalidConfig: it has other tokens or too few positions, or no layer of the large model sees all tokens.
     """
+
+    def refusal(why: str) -> InvalidConfig:
+        return InvalidConfig(f"speculation is 'model:{name}', {why}")
+
     max_len = startup.config.max_model_len or startup.model_config.max_position_embeddings
     dtype = str(startup.dtype).removeprefix("torch.")
     options = {  # a tokenizer for the large model is not that of the draft model
@@ -28,24 +32,18 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
     draft = Startup(config, parts, use_tqdm=startup.use_tqdm)
     draft.describe()
     if draft.tokenizer.token_ids() != startup.tokenizer.token_ids():
-        raise InvalidConfig(
-            f"speculation is 'model:{name}', whose tokenizer has other tokens than the model's: choose a model of the same family"
-        )
+        raise refusal("whose tokenizer has other tokens than the model's: choose a model of the same family")
     if draft.state_shapes is not None:
-        raise InvalidConfig(
-            f"speculation is 'model:{name}', whose layers have states: a draft model's must all attend; choose another"
-        )
+        raise refusal("whose layers have states: a draft model's must all attend; choose another")
     # The RoPE of some families scales beyond the positions in their files.
     longest = getattr(draft.model_config, "longest", draft.model_config.max_position_embeddings)
     if max_len > longest:
-        raise InvalidConfig(
-            f"speculation is 'model:{name}', which was made for at most {longest} positions, and max_model_len is {max_len}: "
-            "lower it, or choose another model"
-        )
+        limit = f"at most {longest} positions, and max_model_len is {max_len}"
+        raise refusal(f"which was made for {limit}: lower it, or choose another model")
     if all(layout.forgets for layout in startup.layouts):
-        raise InvalidConfig(
-            f"speculation is 'model:{name}', but every layer of {startup.config.model} has a window: a draft model's K/V lies "
-            "in the blocks of layers that see everything; choose another speculation"
+        raise refusal(
+            f"but every layer of {startup.config.model} has a window: a draft model's K/V lies in the blocks of layers that see "
+            "everything; choose another speculation"
         )
     draft.load()
     draft.groups = [list(range(draft.model_config.num_layers))]

@@ -44,34 +44,30 @@ class DraftModel(RunnerPart):
         """Draw the drafts of a step, one position of all runs after the other.
 
         Args:
-            runs: with drafts that are all UNKNOWN.
+            runs: with drafts that are all UNKNOWN, the longest first: those that have more drafts are the first ones, at every
+                position.
             first: tokens of the step before those of the runs.
             input_ids: [num_tokens] int64, of the step; the drafts are written into it.
 
         Returns:
             [num_runs, most] int64: the drafts of each run, and NO_DRAFT behind them.
         """
-        # The longest first: the remaining runs are then the first ones, at every position.
-        order = sorted(range(len(runs)), key=lambda i: -len(runs[i].drafts))
-        starts = first + np.cumsum([0, *(run.num_new for run in runs[:-1])])
-        lengths = [len(runs[i].drafts) for i in order]
-        most, count, device = lengths[0], len(runs), self.runner.device
+        lengths, most, count = [len(run.drafts) for run in runs], len(runs[0].drafts), len(runs)
         numbers = np.zeros((4, -(-(count + 1) // ALIGNED) * ALIGNED), dtype=np.int32)
-        numbers[0, :count] = [runs[i].row for i in order]
-        numbers[1, :count] = [runs[i].start for i in order]
-        numbers[2, :count] = starts[order]
+        numbers[0, :count] = [run.row for run in runs]
+        numbers[1, :count] = [run.start for run in runs]
+        numbers[2, :count] = first + np.cumsum([0, *(run.num_new for run in runs[:-1])])
         numbers[3, : count + 1] = np.arange(count + 1)
-        rows, computed, token_starts, query_starts = device.send(numbers)
+        rows, computed, token_starts, query_starts = self.runner.device.send(numbers)
         guesses = torch.full((count, most), NO_DRAFT, dtype=torch.int64, device=input_ids.device)
         tokens = torch.full((count,), UNKNOWN, dtype=torch.int64, device=input_ids.device)  # the rows' last tokens
         for depth in range(most):
             n = sum(length > depth for length in lengths)
-            longest = max(runs[i].start for i in order[:n]) + depth + 1
+            longest = max(run.start for run in runs[:n]) + depth + 1
             tokens = self._next(tokens[:n], rows[:n], computed[:n] + depth, query_starts[: n + 1], longest)
             guesses[:n, depth] = tokens
             input_ids.index_copy_(0, token_starts[:n].long() + 1 + depth, tokens)
-        original = device.send(np.argsort(np.array(order, dtype=np.int64)))
-        return guesses.index_select(0, original)
+        return guesses
 
     def _next(self, token_ids: Tensor, rows: Tensor, computed: Tensor, starts: Tensor, longest: int) -> Tensor:
         """[n] int64: the draft behind one token of each of n rows."""

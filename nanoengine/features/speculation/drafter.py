@@ -77,6 +77,7 @@ class Drafter(PolicyPart):
             seq.num_tokens += len(drafts)
             seq.phase = Phase.VERIFYING
         if drafted:
+            drafted.sort(key=lambda item: -item[1].num_new)  # a draft model makes the next drafts of the first ones
             step.decodes = [seq for seq in step.decodes if seq.phase is not Phase.VERIFYING]
             step.runs[:0] = [seq for seq, _ in drafted]
             step.plan.runs[:0] = [run for _, run in drafted]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.options import check, option
 
-NGRAM, MODEL = "ngram", "model:"
+NGRAM, MODEL = "ngram", "model"
 MAX_DRAFTS = 15
 """Attention verifies 16 tokens of a sequence at once: its last token, and these."""
 
@@ -32,14 +32,11 @@ class SpeculationOptions:
     def __post_init__(self) -> None:
         check(self)
         name = self.speculation
-        if name is not None and not (isinstance(name, str) and (name == NGRAM or _is_model(name))):
+        if name not in (None, NGRAM) and self.draft_model is None:
             raise InvalidConfig(f"speculation is {shown(name)}: it must be 'ngram', 'model:' and a model, or None")
 
     @property
     def draft_model(self) -> str | None:
         """The name of the draft model, if there is one."""
-        return self.speculation[len(MODEL) :] if _is_model(self.speculation) and self.speculation else None
-
-
-def _is_model(name: str | None) -> bool:
-    return name is not None and name.startswith(MODEL) and len(name) > len(MODEL)
+        kind, _, name = (self.speculation or "").partition(":")
+        return name if kind == MODEL and name else None

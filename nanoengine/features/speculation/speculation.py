@@ -115,9 +115,10 @@ class Speculation(Drafter):
                 state.proposer = self._new_proposer(self.proposer, seq.request)
             guess = [] if state.proposer is None else state.proposer.propose(seq.token_ids, num_in_flight + most)
             drafts = until_end(list(guess)[num_in_flight : num_in_flight + most], seq, self.vocab_size)
-        except Exception as error:  # the sequence goes on without drafts
-            self._give_up(state, error)
-            drafts = []
+        except Exception as error:
+            state.proposer, drafts = None, []
+            self.stats.num_errors += 1
+            logger.warning("a proposer of drafts failed; its sequence goes on without drafts: %r", error)
         if constraint is not None:
             forced = [] if num_in_flight else until_end(constraint.forced(most), seq, self.vocab_size)
             state.num_forced = len(forced)
@@ -130,11 +131,6 @@ class Speculation(Drafter):
         if prompt is None:
             prompt = self._prompts[request] = proposer.begin(request.prompt_token_ids)
         return prompt.fork()
-
-    def _give_up(self, state: _State, error: Exception) -> None:
-        state.proposer = None
-        self.stats.num_errors += 1
-        logger.warning("a proposer of drafts failed; its sequence goes on without drafts: %r", error)
 
     # ---- outcomes
 

@@ -35,7 +35,6 @@ class Drafts:
     tokens: Tensor  # [num_runs, most] int64: drafts, and NO_DRAFT behind them
     run_of: Tensor  # [num_samples] int64; any run for samples of none
     depth: Tensor  # [num_samples] int64: drafts before the sample in its run; 0 without a run
-    is_drafted: Tensor  # [num_samples] bool: whether it is in such a run
 
     @classmethod
     def of(cls, runs: Seq[Run], first: int, num_samples: int, device: Device, guesses: Tensor | None = None) -> Drafts:
@@ -52,15 +51,13 @@ class Drafts:
         tokens = np.full((len(runs), max(counts) - 1), NO_DRAFT, dtype=np.int64)
         for i, run in enumerate(runs):
             tokens[i, : len(run.drafts)] = run.drafts
-        run_of, depth, is_drafted = np.zeros((3, num_samples), dtype=np.int64)
+        run_of, depth = np.zeros((2, num_samples), dtype=np.int64)
         drafted = slice(first, first + sum(counts))
         run_of[drafted] = np.repeat(np.arange(len(runs)), counts)
         depth[drafted] = np.concatenate([np.arange(count) for count in counts])
-        is_drafted[drafted] = 1
-        parts = [np.array([run.row for run in runs]), starts, tokens.reshape(-1), run_of, depth, is_drafted]
+        parts = [np.array([run.row for run in runs]), starts, tokens.reshape(-1), run_of, depth]
         sent = device.send(np.concatenate(parts).astype(np.int64)).split([part.size for part in parts])
-        drafts = sent[2].view(tokens.shape) if guesses is None else guesses
-        return cls(sent[0], sent[1], drafts, sent[3], sent[4], sent[5].bool())
+        return cls(sent[0], sent[1], sent[2].view(tokens.shape) if guesses is None else guesses, sent[3], sent[4])
 
     def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The drafts of the runs of m samples, [m, most] int64, and whether each is before the sample, [m, most] bool."""
@@ -73,8 +70,7 @@ class Drafts:
         depths = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
         numbers = (self.starts[:, None] + depths).clamp(max=len(tokens) - 1)
         counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)
-        is_token = self.depth <= counts.index_select(0, self.run_of)
-        return Verified(counts, is_token | ~self.is_drafted)
+        return Verified(counts, self.depth <= counts.index_select(0, self.run_of))
 
 
 class DraftVerifier:

@@ -13,9 +13,6 @@ from nanoengine.features.structured.mask_logits import MaskPart
 
 
 class StructuredOutput(Capability):
-    structured: GrammarPolicy
-    """Set by `policy`."""
-
     def runner(self, startup: Startup) -> None:
         MaskPart(startup.runner)
         sampler = startup.runner.sampler
@@ -26,5 +23,6 @@ class StructuredOutput(Capability):
         grammars = Grammars(startup.tokenizer, startup.model_config.vocab_size, startup.eos_token_ids)
         speculates = any(isinstance(part, Drafter) for part in startup.parts)
         forced = None if speculates else ForcedDrafts(startup.num_rows, startup.model_config.vocab_size)
-        self.structured = GrammarPolicy(grammars, startup.parts, forced)
-        startup.parts.append(self.structured)
+        startup.parts.append(GrammarPolicy(grammars, forced))
+        if forced is not None:
+            startup.parts.append(forced)

@@ -113,9 +113,7 @@ class Constraint:
 
     def forced(self, most: int) -> list[int]:
         """The next tokens that are the only allowed ones, at most `most`: the tokenization of the forced text."""
-        if not self.holds:
-            return [] if self.thought is None else self.thought.forced(most)
-        if self.also:
+        if not self.holds or self.also:
             return []
         if (known := self.cache.get(self.state)) is None:
             if (tokens := self.long_tokens() if self.is_long else None) is not None:

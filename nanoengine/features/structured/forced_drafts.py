@@ -21,9 +21,10 @@ class ForcedDrafts(Drafter):
         vocab_size: of the model; its tokenizer may have more tokens.
     """
 
+    is_idle = True
+
     def __init__(self, num_rows: int, vocab_size: int):
         self.num_rows, self.vocab_size = num_rows, vocab_size
-        self.num_drafts = self.num_accepted = 0
 
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
         return ()
@@ -41,7 +42,3 @@ class ForcedDrafts(Drafter):
                     chosen[seq] = drafts
                     budget -= len(drafts)
         return chosen
-
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += num_drafts
-        self.num_accepted += num_accepted

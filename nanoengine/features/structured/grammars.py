@@ -67,7 +67,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Seq[int]):
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._loading = threading.Lock()
         self._tokenizer: LLTokenizer | None = None  # made with the first grammar, in up to a second
         self.long_text: LongText | None = None  # made with it
         self._compiler: CompilerClient | None = None
@@ -92,9 +92,8 @@ class Grammars:
             GrammarsUnavailable: the process that compiles grammars cannot be started.
         """
         key = salt, outputs.key
-        with self._lock:
-            if (cached := self.cache.get(client, key)) is not None:
-                return cached.deep_copy()
+        if (cached := self.cache.get(client, key)) is not None:
+            return cached.deep_copy()
         with self._loading:
             if self._is_closed:
                 raise EngineClosed("the engine is closed: make a new one")
@@ -102,10 +101,9 @@ class Grammars:
                 self._tokenizer, self._compiler = self._new_tokenizer()
                 self.long_text = LongText(self._tokenizer)
         compiled, num_bytes = self._compile(outputs, self._tokenizer)
-        with self._lock:
-            self.num_compiled += 1
-            self.cache.put(client, key, compiled, max(num_bytes, LEAST_BYTES))
-            return compiled.deep_copy()
+        self.num_compiled += 1
+        self.cache.put(client, key, compiled, max(num_bytes, LEAST_BYTES))
+        return compiled.deep_copy()
 
     def close(self) -> None:
         """End the process that compiles, and drop all grammars."""

@@ -72,16 +72,14 @@ class GrammarPolicy(PolicyPart):
     token before it. Other sequences overlap.
 
     Args:
-        parts: of the policy.
-        drafter: a part while there are constrained sequences; None: the engine has another drafter.
+        drafter: idle while there are no constrained sequences; None: the engine has another drafter.
         num_threads: threads that fill the masks of several sequences; None: llguidance's default.
     """
 
-    def __init__(
-        self, grammars: Grammars, parts: list[PolicyPart], drafter: PolicyPart | None, num_threads: int | None = None
-    ):
-        self.grammars, self.parts, self.drafter = grammars, parts, drafter
-        self.is_idle = True
+    is_idle = True
+
+    def __init__(self, grammars: Grammars, drafter: PolicyPart | None = None, num_threads: int | None = None):
+        self.grammars, self.drafter = grammars, drafter
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(1, "masks")  # llguidance's threads run outside of Python's lock
@@ -99,9 +97,6 @@ class GrammarPolicy(PolicyPart):
     def submitted(self, request: Request) -> None:
         if (outputs := outputs_of(request)) is None:
             return
-        self.is_idle = False
-        if self.drafter is not None and self.drafter not in self.parts:
-            self.parts.append(self.drafter)
         matcher = self._made.pop(request)  # not from the cache, which may have dropped it
         name = blake2b(repr((request.client, request.cache_salt, outputs.key)).encode(errors="replace"))
         options: dict[str, Any] = {"name": name.digest(), "cache": self._forced, "long_text": self.grammars.long_text}
@@ -114,6 +109,7 @@ class GrammarPolicy(PolicyPart):
             constraint.is_long = constraint.is_large  # examined by the next call
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # at the end of the grammar, also with `ignore_eos`
+        self._rest()
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         late: dict[Future[np.ndarray], set[Sequence]] = {}
@@ -153,17 +149,17 @@ class GrammarPolicy(PolicyPart):
         samples: list[tuple[Sequence, tuple[int, ...]]] = [(seq, ()) for seq in step.decodes]
         samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
         rows: list[tuple[int, int]] = []
-        constrained: list[tuple[Constraint, list[int]]] = []
+        constrained: list[tuple[Constraint, tuple[int, ...]]] = []
         for seq, drafts in samples:
             constraint = self.constraints.get(seq)
             if constraint is not None and constraint.holds:
-                constrained.append((constraint, list(drafts)))
+                constrained.append((constraint, drafts))
                 rows.append((seq.row, 1 + len(drafts)))
         if constrained:
             masks = StepMasks(rows, self._filler.submit(self._fill, constrained))
             self._in_flight[step.number] = step.plan.extras[MASKS] = masks
 
-    def _fill(self, constrained: list[tuple[Constraint, list[int]]]) -> np.ndarray:
+    def _fill(self, constrained: list[tuple[Constraint, tuple[int, ...]]]) -> np.ndarray:
         """The masks of a step: for each constraint and its drafts, 1 + num_drafts rows of [words] int32."""
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
@@ -171,19 +167,18 @@ class GrammarPolicy(PolicyPart):
         words = self._num_words
         bits = np.zeros((firsts[-1], words), np.int32)
         target = bits.ctypes.data, 4 * words, len(bits)
-        equal: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}  # indices of constraints with equal masks
-        for index, (constraint, drafts) in enumerate(constrained):
-            equal.setdefault((constraint.state, tuple(drafts)), []).append(index)
-        distinct = [(*constrained[indices[0]], firsts[indices[0]]) for indices in equal.values()]
+        equal: dict[tuple[bytes, tuple[int, ...]], list[tuple[Constraint, int]]] = {}  # with their first masks
+        for (constraint, drafts), first in zip(constrained, firsts, strict=False):
+            equal.setdefault((constraint.state, drafts), []).append((constraint, first))
         plain: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
-        for constraint, drafts, first in distinct:
+        for (_, drafts), [(constraint, first), *_] in equal.items():
             mask = None if constraint.ahead is None else constraint.ahead.result()
             rows = bits[first : first + 1 + len(drafts)]
             if constraint.error or (constraint.is_long and constraint.fill_long(rows, drafts)):
                 continue
             if drafts:
-                drafted.append((constraint.matcher, first, drafts))
+                drafted.append((constraint.matcher, first, list(drafts)))
             elif mask is not None:
                 bits[first] = mask
             elif constraint.is_watched:  # alone, so that only its time is measured
@@ -196,19 +191,18 @@ class GrammarPolicy(PolicyPart):
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
         if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will show
-            for constraint, _, _ in distinct:
+            for [(constraint, _), *_] in equal.values():
                 constraint.is_watched = True
-        for indices, (constraint, drafts, first) in zip(equal.values(), distinct, strict=True):
+        for (_, drafts), [(constraint, first), *others] in equal.items():
             rows = bits[first : first + 1 + len(drafts)]
             if not constraint.is_long:
                 constraint.long_tokens()
             if constraint.error:  # beyond a limit; otherwise the mask would allow an end
                 rows[:] = 0
-            for index in indices[1:]:
-                other = constrained[index][0]
+            for other, at in others:
                 other.failure, other.is_long = constraint.error, constraint.is_long
                 other.is_watched = constraint.is_watched
-                bits[firsts[index] : firsts[index] + len(rows)] = rows
+                bits[at : at + len(rows)] = rows
         for (constraint, _), first in zip(constrained, firsts, strict=False):
             for token in () if constraint.error else constraint.also:
                 bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
@@ -235,13 +229,14 @@ class GrammarPolicy(PolicyPart):
         return seq in self.constraints
 
     def finished(self, seq: Sequence) -> None:
-        if self.constraints.pop(seq, None) is not None and not self.constraints and self.drafter in self.parts:
-            self.parts.remove(self.drafter)
+        self.constraints.pop(seq, None)
         self._rest()
 
     def _rest(self) -> None:
         """Become idle without constrained sequences and masks."""
         self.is_idle = not self.constraints and not self._in_flight
+        if self.drafter is not None:
+            self.drafter.is_idle = not self.constraints
 
     def close(self) -> None:
         self._filler.shutdown(cancel_futures=True)

@@ -21,7 +21,7 @@ class DelimitedParser(StreamParser):
 
     def __init__(self, rules: AnswerRules):
         self._format = format = rules.format
-        begins = () if format is None else (*format.begins, *bare_delimiters(format, rules.names or ())) or ["{"]
+        begins = () if format is None else (*format.begins, *bare_delimiters(format, rules.names)) or ["{"]
         self._begins, self._kinds = frozenset(begins), Kinds()
         super().__init__(rules, is_bare="{" not in self._begins)
         self._delimiters = Delimiters((*self._begins, *rules.dropped))

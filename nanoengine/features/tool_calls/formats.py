@@ -50,19 +50,18 @@ class ToolFormat:
     @property
     def delimiters(self) -> tuple[str, ...]:
         """Texts that the parser needs, also where they are special tokens."""
-        if self.shape == "harmony":
-            return HARMONY_DELIMITERS
-        return (
-            *self.begins,
-            *([self.end] if self.end else []),
-            *(("[ARGS]", "[CALL_ID]") if self.shape == "args" else ()),
-            *((FUNCTION, END_OF_FUNCTION, PARAMETER, END_OF_PARAMETER) if self.shape == "xml" else ()),
-        )
+        return tuple(filter(None, (*self.begins, self.end, *INNER_DELIMITERS.get(self.shape, ()))))
 
 
 HARMONY_DELIMITERS = tuple(
     f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return")
 )
+INNER_DELIMITERS = {
+    "args": ("[ARGS]", "[CALL_ID]"),
+    "xml": (FUNCTION, END_OF_FUNCTION, PARAMETER, END_OF_PARAMETER),
+    "harmony": HARMONY_DELIMITERS,
+}
+"""Delimiters in calls, by the shape of a format."""
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", "\n")
 

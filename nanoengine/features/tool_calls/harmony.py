@@ -58,15 +58,18 @@ class Harmony(StreamParser):
         head = self._consume(end)
         self._at += len(BODY)
         if (recipient := RECIPIENT.search(head)) is not None:
-            is_known = self.names is None or recipient[1] in self.names
             self._reader, self._call_text = Arguments(recipient[1]), []
-            return self._switch(Text, self._read_call if is_known else self._read_body)
+            return self._switch(Text, self._read_call if recipient[1] in self.names else self._read_body)
         return self._switch(Reasoning if "<|channel|>analysis" in head else Text, self._read_body)
 
     def _read_body(self, is_last: bool) -> bool:
         match, free = self._delimiters.find(self._text, self._at, is_last and not self._is_cut)
         self._emit_text(self._consume(free))
-        return match is not None and self._next_message(match)
+        if match is None:
+            return False
+        if match[0] not in HEADS:
+            self._at = match.end()
+        return self._switch(Text, self._read_head)
 
     def _read_call(self, is_last: bool) -> bool:
         match, free = self._delimiters.find(self._text, self._at, is_last and not self._is_cut)
@@ -81,8 +84,3 @@ class Harmony(StreamParser):
         if outcome is Outcome.TEXT and not (is_last and self._is_cut):
             self._emit_text("".join(self._call_text))
         return True
-
-    def _next_message(self, match: re.Match[str]) -> bool:
-        if match[0] not in HEADS:
-            self._at = match.end()
-        return self._switch(Text, self._read_head)

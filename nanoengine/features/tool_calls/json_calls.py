@@ -43,10 +43,10 @@ class CallReader(ABC):
     """Incremental reader of one call; its text starts behind the delimiter.
 
     Args:
-        names: of the tools; None: any name is valid.
+        names: of the tools.
     """
 
-    def __init__(self, names: Collection[str] | None):
+    def __init__(self, names: Collection[str]):
         self.names = names
         self.name: str | None = None
         """The tool of the call once it is certain. None: not certain yet, or only the complete text shows it."""
@@ -56,7 +56,8 @@ class CallReader(ABC):
     @abstractmethod
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         """Read on from `start`; return the outcome and the end of the text that was read. On `MORE`, the next call receives
-        the text behind that end again, and more: it must be short, or the total time would be quadratic.
+        the text behind that end again, and more: it must be short, or the total time would be quadratic. With `is_last` there
+        is no next call.
         """
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
@@ -66,9 +67,6 @@ class CallReader(ABC):
             ValueError, RecursionError: it is not a call.
         """
         return None
-
-    def knows(self, name: str) -> bool:
-        return self.names is None or name in self.names
 
 
 class JsonEnd:
@@ -85,7 +83,7 @@ class JsonEnd:
         self._quote = ""  # of the string that is open
         self._is_escaped = False
 
-    def find(self, text: str, at: int) -> tuple[Outcome, int]:
+    def scan(self, text: str, at: int, is_last: bool = False) -> tuple[Outcome, int]:
         """As `CallReader.scan`; no character is read twice."""
         while at < len(text):
             if self._is_escaped:
@@ -116,7 +114,7 @@ class Arguments(CallReader):
     """The arguments of a call whose name is known. Args: the name, and whether the object of the call ends behind them."""
 
     def __init__(self, name: str, is_inside: bool = False):
-        super().__init__(None)
+        super().__init__(())
         self.tool = name
         self._end, self._rest = JsonEnd(), JsonEnd(depth=1) if is_inside else None
         self._escaped = JsonPieces()
@@ -132,58 +130,55 @@ class Arguments(CallReader):
             self.name = self.tool if self._has_begun else None
         if not self._has_ended:
             start = at
-            outcome, at = self._end.find(text, at)
+            outcome, at = self._end.scan(text, at)
             self.pieces.append(self._escaped.push(text[start:at]))
             self._has_ended = outcome is Outcome.WHOLE
         if self._has_ended and self._rest is not None:
-            outcome, at = self._rest.find(text, at)
+            outcome, at = self._rest.scan(text, at)
             # The call is whole with its arguments: some models forget the last bracket.
             return (Outcome.MORE if outcome is Outcome.MORE and not is_last else Outcome.WHOLE), at
-        return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+        return outcome, at
 
 
 class JsonCalls(CallReader):
     """An object that is a call, or a list of them."""
 
-    def __init__(self, names: Collection[str] | None):
+    def __init__(self, names: Collection[str]):
         super().__init__(names)
-        self._end: JsonEnd | None = None
-        self._arguments: Arguments | None = None
+        self._body: Arguments | JsonEnd | None = None  # None: it has not begun
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        outcome, at = Outcome.MORE, start
-        if self._end is None and self._arguments is None:
-            at = past_space(text, at)
-            if at < len(text):
-                if text[at] not in "{[":
-                    return Outcome.TEXT, at
-                head = OBJECT.match(text, at)
-                if head is not None and head[1] in (self.names or ()):
-                    self._call(head[1], is_inside=True)
-                    at = head.end()
-                elif not is_last and self._may_be_head(text[at : at + MAX_HEADER_CHARS]):
-                    return Outcome.MORE, at
-                else:
-                    self._end = self.new_end()
-        if self._arguments is not None:
-            return self._arguments.scan(text, at, is_last)
-        if self._end is not None:
-            outcome, at = self._end.find(text, at)
-        return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+        at = start
+        if self._body is None:
+            at = past_space(text, start)
+            if at == len(text):
+                return Outcome.MORE, at
+            if text[at] not in "{[":
+                return Outcome.TEXT, at
+            head = OBJECT.match(text, at)
+            if head is not None and head[1] in self.names:
+                self._body = self._arguments(head[1], is_inside=True)
+                at = head.end()
+            elif not is_last and self._may_be_head(text[at : at + MAX_HEADER_CHARS]):
+                return Outcome.MORE, at
+            else:
+                self._body = self.new_end()
+        return self._body.scan(text, at, is_last)
 
-    def _call(self, name: str, *, is_inside: bool) -> None:
-        self.name, self._arguments = name, Arguments(name, is_inside)
-        self.pieces = self._arguments.pieces
+    def _arguments(self, name: str, *, is_inside: bool) -> Arguments:
+        arguments = Arguments(name, is_inside)
+        self.name, self.pieces = name, arguments.pieces
+        return arguments
 
     def _may_be_head(self, text: str) -> bool:
         """Whether more text may turn this one into a match of `OBJECT` with the name of a tool."""
-        head, names = "".join(text.split()), self.names or ()
+        head = "".join(text.split())
         name, quote, rest = head[len(NAME) :].partition('"')
         if not NAME.startswith(head[: len(NAME)]) or len(text) >= MAX_HEADER_CHARS:
             return False
         if quote:
-            return name in names and any(key.startswith(rest) for key in (',"arguments":{', ',"parameters":{'))
-        return any(tool.startswith(name) for tool in names)
+            return name in self.names and any(key.startswith(rest) for key in (',"arguments":{', ',"parameters":{'))
+        return any(tool.startswith(name) for tool in self.names)
 
     def new_end(self) -> JsonEnd:
         return JsonEnd()
@@ -199,8 +194,7 @@ class ItemCall(JsonCalls):
     """One call of a list, with the bracket or comma in front of it."""
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        has_begun = self._end is not None or self._arguments is not None
-        return super().scan(text, start if has_begun else past_space(text, start, "[,"), is_last)
+        return super().scan(text, past_space(text, start, "[,") if self._body is None else start, is_last)
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
         return super().calls(text[text.index("{") :])
@@ -209,42 +203,37 @@ class ItemCall(JsonCalls):
 class ArgsCalls(JsonCalls):
     """NAME[ARGS] and the arguments; or JSON without a name. [ARGS] may be missing."""
 
-    _is_unknown = False
-
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        if self._end is None and self._arguments is None:
+        if self._body is None:
             head = text[start : start + MAX_HEADER_CHARS]
             begun = head.lstrip()[:1]
             if (header := HEADER.match(head)) is not None:
                 start += header.end()
-                if self.knows(header[1]):
-                    self._call(header[1], is_inside=False)
-                else:
-                    self._is_unknown, self._end = True, JsonEnd()
+                if header[1] in self.names:
+                    self._body = self._arguments(header[1], is_inside=False)
+                else:  # with such a name in front, the whole is no JSON
+                    self._body = self.new_end()
             elif begun not in ("{", "["):
                 if "{" in head or len(head) == MAX_HEADER_CHARS or is_last:
                     return Outcome.TEXT, start
                 return Outcome.MORE, start
         return super().scan(text, start, is_last)
 
-    def calls(self, text: str) -> list[NameAndArguments] | None:
-        return None if self._is_unknown else super().calls(text)
 
-
-def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | None:
-    """The call that a JSON value is, in the forms that models write; None: it is no call.
+def read_call(value: Any, names: Collection[str]) -> NameAndArguments | None:
+    """The call of one of these tools that a JSON value is, in the forms that models write; None: it is no call.
 
     Raises:
         ValueError, RecursionError: arguments that JSON does not have.
     """
     value = value.get("function", value) if isinstance(value, Mapping) and "name" not in value else value
     name = value.get("name") if isinstance(value, Mapping) else None
-    if not isinstance(name, str) or (names is not None and name not in names):
+    if not isinstance(name, str) or name not in names:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
         arguments = loads(arguments) if arguments.strip() else {}
-    if arguments is None and names is not None:  # a known tool without arguments
+    if arguments is None:  # a tool without arguments
         arguments = {}
     if not isinstance(arguments, Mapping):
         return None

@@ -13,10 +13,10 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.features.thought import Thought
+from nanoengine.features.tool_calls.answer_parser import Call, Event, Reasoning, StreamParser, Text, answer_parser
 from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, THINK, ToolFormat, bare_delimiters
 from nanoengine.features.tool_calls.grammar import call_grammar
 from nanoengine.features.tool_calls.harmony import ANALYSIS_BEGUN, BODY, FINAL, NO_THOUGHT, message_begun
-from nanoengine.features.tool_calls.parser import Call, Event, Reasoning, StreamParser, Text, answer_parser
 from nanoengine.features.tool_calls.tool import Choice
 
 
@@ -81,10 +81,7 @@ class Prompt:
                     " use one of them",
                 )
             changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
-        return self.answered(dataclasses.replace(params, **changes) if changes else params)
-
-    def answered(self, params: Any) -> Any:
-        """Sampling parameters for the answer alone, not for its thought."""
+        params = dataclasses.replace(params, **changes) if changes else params
         thought = self.thought if params.is_of_answer else None
         return params if thought is None else dataclasses.replace(params, thought=thought)
 

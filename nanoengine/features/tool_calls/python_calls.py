@@ -17,7 +17,8 @@ TOKEN = re.compile(
 )
 HEX = "[0-9a-fA-F]"
 ESCAPE = re.compile(rf'\\[xuU]((?<=x){HEX}{{2}}|(?<=u){HEX}{{4}}|(?<=U){HEX}{{8}})|\\(["\\bfnrt])|\\(.)|"', re.DOTALL)
-WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+WORDS = {"True": "true", "False": "false", "None": "null"}
+"""JSON of values in Python's spelling, which templates and models use."""
 
 
 class PythonCalls(JsonCalls):

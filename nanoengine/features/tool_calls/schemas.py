@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from math import inf, nextafter
+from math import inf, isfinite, nextafter
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
@@ -120,16 +120,10 @@ class _Schema:
         is_closed = not result.keys() & (IN_PLACE | OF_NAMES - {"properties", "patternProperties"})
         if is_closed and isinstance(result.get("properties"), dict) and id(schema) not in self.joined:
             required = result.get("required")
-            required_names = (
-                dict.fromkeys((name for name in required if isinstance(name, str)), True)
-                if isinstance(required, list)
-                else {}
-            )
-            result |= {
-                "properties": result["properties"]
-                | {name: True for name in required_names if name not in result["properties"]},
-                "additionalProperties": False,
-            }
+            for name in required if isinstance(required, list) else ():
+                if isinstance(name, str):
+                    result["properties"].setdefault(name, True)
+            result["additionalProperties"] = False
         return result
 
     def _check_numbers(self, name: str, value: Any) -> None:
@@ -160,8 +154,10 @@ def values_of(schema: Any, root: Any) -> list[Any] | None:
 def definition(reference: Any, root: Any) -> Any:
     """The definition that a reference names; None if it refers elsewhere."""
     table, _, name = str(reference).removeprefix("#").removeprefix("/").partition("/")
-    definitions = _keywords(_keywords(root).get(table)) if table in ("$defs", "definitions") else {}
-    return definitions.get(name)
+    if table not in ("$defs", "definitions") or not isinstance(root, Mapping):
+        return None
+    definitions = root.get(table)  # a client may send thousands, each of which refers to another: no copy
+    return definitions.get(name) if isinstance(definitions, Mapping) else None
 
 
 def _joined(root: Any) -> set[int]:
@@ -199,6 +195,8 @@ def _within(bound: Any, inside: float) -> Any:
 def _is_misread(number: Any) -> bool:
     """Whether llguidance may read another number: it multiplies the digits, as a float, by a power of ten."""
     if isinstance(number, float):
+        if not isfinite(number):
+            return True
         _, digits, exponent = Decimal(repr(number)).as_tuple()
         return int("".join(map(str, digits))) > MAX_DIGITS or abs(int(exponent)) > MAX_POWER
     return type(number) is int and (abs(number) >= MAX_WHOLE or int(float(number)) != number)

@@ -49,7 +49,7 @@ class SingleCallAnswer:
             text, self._end = self.text, JsonEnd()
             text = text[text.index("{") :]
         if not self._object:
-            outcome, end = self._end.find(text, 0)
+            outcome, end = self._end.scan(text, 0)
             if outcome is not Outcome.WHOLE:
                 return outcome is Outcome.MORE
             whole = self.text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanoengine.features.tool_calls.call_events import Call, CallEmitter, CallPiece
+from nanoengine.features.tool_calls.call_emitter import Call, CallEmitter, CallPiece
 from nanoengine.features.tool_calls.delimiters import past_space
 from nanoengine.features.tool_calls.formats import ToolFormat
 from nanoengine.features.tool_calls.json_calls import CallReader, NameAndArguments, Outcome
@@ -42,7 +42,7 @@ class AnswerRules:
 
     Args:
         format: of the model's calls; None: it makes none.
-        names: of the tools; a call of another name is text. None: every name is valid.
+        names: of the tools; a call of another name is text.
         thinks: the model may begin with a thought between <think> and </think>.
         is_thinking: the prompt has begun a thought.
         dropped: texts of special tokens to remove.
@@ -55,7 +55,7 @@ class AnswerRules:
     """
 
     format: ToolFormat | None = None
-    names: Collection[str] | None = None
+    names: Collection[str] = ()
     thinks: bool = False
     is_thinking: bool = False
     dropped: Collection[str] = ()
@@ -196,6 +196,8 @@ class StreamParser:
             is_doubtful: nothing of a call is emitted before it is complete.
         """
         outcome, end = reader.scan(text, self._at, is_last)
+        if is_last and outcome is Outcome.MORE:
+            outcome, end = Outcome.TEXT, len(text)
         self._call_text.append(self._consume(end))
         if reader.name is None:
             if outcome is Outcome.WHOLE and not self._emit_calls(reader.calls, "".join(self._call_text)):

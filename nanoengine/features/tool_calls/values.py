@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.features.tool_calls.json_text import loads
-from nanoengine.features.tool_calls.python_calls import literal_as_json
+from nanoengine.features.tool_calls.python_calls import WORDS, literal_as_json
 
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
@@ -15,9 +15,6 @@ MAX_DEPTH = 64
 
 MAX_LOOKS = 20_000
 """Limit of the schemas and enumerated values of one answer or one grammar; each counts once for each reference to it."""
-
-IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Python's spelling of these values, which templates and models use."""
 
 
 class Kinds:
@@ -78,7 +75,7 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
         return text
     word = text.strip()
     try:
-        value = loads(word if "string" in kinds else IN_PYTHON.get(word, word), strict=True)
+        value = loads(word if "string" in kinds else WORDS.get(word, word), strict=True)
     except (ValueError, RecursionError):
         value = _of_python(word) if kinds & {"array", "object"} and word[:1] in ("[", "{") else text
     return value if "string" not in kinds or (not isinstance(value, str) and kind_of(value) in kinds) else text

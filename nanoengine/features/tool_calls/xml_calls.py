@@ -10,11 +10,12 @@ from nanoengine.features.tool_calls.delimiters import Delimiters, past_space
 from nanoengine.features.tool_calls.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.features.tool_calls.json_calls import CallReader, JsonEnd, Outcome
 from nanoengine.features.tool_calls.json_text import dumps
-from nanoengine.features.tool_calls.values import KINDS, Kinds, value_of
+from nanoengine.features.tool_calls.values import Kinds, value_of
 
 MAX_DELIMITER_CHARS = 600
 """Limit of a delimiter with the name in it."""
 
+NO_SCHEMA: Mapping[str, Any] = {}
 WORD = r"([^<>\n]{1,500}?)"
 
 
@@ -32,7 +33,7 @@ class XmlCalls(CallReader):
         kinds: the types of arguments by their schemas, common to all calls of an answer.
     """
 
-    def __init__(self, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
+    def __init__(self, names: Collection[str], schemas: Mapping[str, Any], kinds: Kinds):
         super().__init__(names)
         self.schemas, self._kinds = schemas, kinds
         self._between = "{"  # the text before the next key, or behind the last value
@@ -42,7 +43,7 @@ class XmlCalls(CallReader):
         at, outcome = start, None
         while outcome is None:
             outcome, at = self._read_delimiter(text, at) if self._value is None else self._read_value(text, at)
-        return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
+        return outcome, at
 
     def _read_delimiter(self, text: str, at: int) -> tuple[Outcome | None, int]:
         """Read the name, a key, or the end. None: the call continues."""
@@ -57,7 +58,7 @@ class XmlCalls(CallReader):
             )
             return Outcome.MORE if may_come else Outcome.TEXT, at
         if is_head:
-            if not self.knows(match[1]):
+            if match[1] not in self.names:
                 return Outcome.TEXT, match.end()
             self.name = match[1]
         elif match[1] is None:
@@ -65,14 +66,12 @@ class XmlCalls(CallReader):
             return Outcome.WHOLE, match.end()
         else:
             self.pieces.append(f"{self._between}{dumps(match[1])}: ")
-            self._between, self._value = ", ", XmlValue(self._kinds_of(match[1]))
+            self._between, self._value = ", ", XmlValue(self._kinds_of(match[1]), self.pieces)
         return None, match.end()
 
     def _read_value(self, text: str, at: int) -> tuple[Outcome | None, int]:
         assert self._value is not None
         outcome, at = self._value.scan(text, at)
-        self.pieces += self._value.pieces
-        self._value.pieces.clear()
         if outcome is Outcome.MORE:
             return outcome, at
         self._value = None
@@ -80,14 +79,9 @@ class XmlCalls(CallReader):
 
     def _kinds_of(self, key: str) -> frozenset[str]:
         """The types that an argument may have."""
-        schema = self.schemas.get(self.name or "", True)
-        if not isinstance(schema, Mapping):
-            return KINDS
-        properties = schema.get("properties")
-        property_schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return self._kinds.of(
-            schema.get("additionalProperties", True) if property_schema is None else property_schema, schema
-        )
+        schema = self.schemas.get(self.name or "", NO_SCHEMA)
+        properties, others = schema.get("properties"), schema.get("additionalProperties", True)
+        return self._kinds.of(properties.get(key, others) if isinstance(properties, Mapping) else others, schema)
 
 
 class XmlValue:
@@ -95,14 +89,13 @@ class XmlValue:
 
     Args:
         kinds: its types.
-
-    Attributes:
-        pieces: of its JSON text.
+        pieces: of JSON text; those of the argument are added.
     """
 
-    def __init__(self, kinds: frozenset[str]):
-        self._kinds, self._is_string = kinds, kinds == {"string"}
-        self.pieces = ['"'] if self._is_string else []
+    def __init__(self, kinds: frozenset[str], pieces: list[str]):
+        self._kinds, self._is_string, self.pieces = kinds, kinds == {"string"}, pieces
+        if self._is_string:
+            self.pieces.append('"')
         self._may_be_table = "string" not in kinds  # it may be an object or a list
         self._table: JsonEnd | None = None  # if it is: a delimiter in its strings is text
         self._text: list[str] = []  # that is not emitted
@@ -118,7 +111,7 @@ class XmlValue:
             self._may_be_table = False
             self._table = JsonEnd() if text[at] in "{[" else None
         if self._table is not None:
-            outcome, at = self._table.find(text, at)
+            outcome, at = self._table.scan(text, at)
             if outcome is Outcome.MORE:
                 return outcome, self._add(text[start:at], at)
             self._table = None

@@ -1,6 +1,5 @@
 """Compiling the native kernels, once: the library is stored in the user's cache folder under a hash of all that it is made of
-(sources, flags, compiler, CPU). Its last bytes are a checksum, for a library that was cut off kills whoever loads it; and only
-what nobody else could write is loaded.
+(sources, flags, compiler, CPU). Only what nobody else could write is loaded.
 
 setup.py, which compiles it for wheels, runs this file alone: it imports nothing of the package.
 """
@@ -11,12 +10,10 @@ import hashlib
 import os
 import platform
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
-import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
@@ -30,7 +27,6 @@ NATIVE = "native"
 MOST_SECONDS = 900
 """A compiler that has not ended by then hangs: others take 15 to 90 s."""
 
-CHECKSUM_BYTES = 16
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -67,24 +63,24 @@ def find_compiler() -> str:
     raise CannotCompile(f"no C++ compiler ({', '.join(names)}) is installed")
 
 
-def compile_library(
-    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
-) -> Path:
+def compile_library(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
     """Compile every .cpp in `sources` into one library, and keep it below `folder`; if it is there, do nothing.
+
+    Args:
+        flags: of the compiler, which takes them when it links, too.
 
     Raises:
         CannotCompile: the compiler failed.
     """
     sources, folder = sources.absolute(), folder.absolute()
-    library = cached_library(sources, compiler, flags, folder, link)
-    if is_sound(library):
+    library = cached_library(sources, compiler, flags, folder)
+    if is_safe(library):
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        facts = library.parent.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        if library.parent.lstat().st_uid != os.geteuid():
             raise PermissionError(f"{library.parent} is not a folder of this user")
-        library.parent.chmod(0o755)  # nobody else writes there from now on, and what others have put there is not sound
+        library.parent.chmod(0o755)  # nobody else writes there from now on
         workplace = Path(tempfile.mkdtemp(dir=library.parent))
     except OSError:  # a read-only home, or somebody else's: compile for this process alone
         try:
@@ -93,91 +89,63 @@ def compile_library(
         except OSError as error:
             raise CannotCompile(f"there is no folder to compile in: {error}") from error
     try:
-        objects = {path: workplace / f"{path.stem}.o" for path in sorted(sources.glob("*.cpp"))}
-        largest_first = sorted(objects.items(), key=lambda entry: entry[0].stat().st_size, reverse=True)
+        objects = {path: str(workplace / f"{path.stem}.o") for path in sources.glob("*.cpp")}
+        largest_first = sorted(objects, key=lambda path: path.stat().st_size, reverse=True)
         _run_all(
-            compiler, {entry.name: (*flags, "-c", str(entry), "-o", str(to)) for entry, to in largest_first}, workplace
+            compiler, {path.name: (*flags, "-c", str(path), "-o", objects[path]) for path in largest_first}, workplace
         )
         made = workplace / library.name
-        _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))}, workplace)
-        checksum = _checksum(made.read_bytes())
-        with open(made, "ab") as file:
-            file.write(checksum)
-            file.flush()
-            os.fsync(file.fileno())
+        _run_all(compiler, {library.name: (*flags, "-shared", *sorted(objects.values()), "-o", str(made))}, workplace)
         made.chmod(0o755)
+        with open(made, "rb") as file:
+            os.fsync(file.fileno())  # one that was cut off would kill whoever loads it
         os.replace(made, library)  # at once: another process may be doing the same
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
     return library
 
 
-def is_sound(library: Path) -> bool:
-    """Whether a cached library exists, is whole, and belongs to this user or root alone."""
+def is_safe(library: Path) -> bool:
+    """Whether a cached library exists, and nobody but this user or root could write it."""
     try:
-        of_folder, of_file = library.parent.lstat(), library.lstat()
-        for facts in (of_folder, of_file):
-            if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_MAY_WRITE:
-                return False
-        content = library.read_bytes() if stat.S_ISDIR(of_folder.st_mode) and stat.S_ISREG(of_file.st_mode) else b""
+        entries = library.parent.lstat(), library.lstat()
     except OSError:
         return False
-    return len(content) > CHECKSUM_BYTES and _checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]
+    return all(entry.st_uid in (os.geteuid(), 0) and not entry.st_mode & OTHERS_MAY_WRITE for entry in entries)
 
 
-def cached_library(
-    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
-) -> Path:
+def cached_library(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
     """Where `compile_library` keeps the library, be it there or not."""
-    return folder / _fingerprint(sources, compiler, (*flags, *link)) / LIBRARY
+    return folder / _fingerprint(sources, compiler, (*flags, "-shared")) / LIBRARY
 
 
 def _run_all(compiler: str, commands: dict[str, tuple[str, ...]], folder: Path) -> None:
     """Run the compiler in `folder` with the arguments for each file that is to be made of, or is made; one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    waiting, running, end = (
-        list(commands.items()),
-        dict[str, subprocess.Popen[bytes]](),
-        time.monotonic() + MOST_SECONDS,
+    with ThreadPoolExecutor(cores) as pool:
+        runs = [(name, pool.submit(_run, compiler, arguments, folder)) for name, arguments in commands.items()]
+        try:
+            for name, run in runs:
+                if reason := run.result():
+                    raise CannotCompile(f"{compiler} could not compile {name}: {reason}")
+        except OSError as error:
+            raise CannotCompile(f"{compiler} does not run: {error}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(compiler: str, arguments: tuple[str, ...], folder: Path) -> str | None:
+    """The reason that it failed; None if it did not."""
+    command = [compiler, *arguments]  # not in the user's working folder, which may be anybody's
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_SECONDS, check=False
     )
-    try:
-        while waiting or running:
-            if waiting and len(running) < cores:
-                name, arguments = waiting.pop(0)
-                with open(folder / f"{name}.log", "wb") as log:
-                    running[name] = subprocess.Popen(
-                        [compiler, *arguments],
-                        cwd=folder,  # the user's working folder may be anybody's
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=log,
-                        start_new_session=True,  # it can be ended with all that it has started
-                    )
-            elif ended := [name for name, job in running.items() if job.poll() is not None]:
-                for name in ended:
-                    if running.pop(name).returncode:
-                        raise CannotCompile(f"{compiler} could not compile {name}: {_reason(folder / f'{name}.log')}")
-            elif time.monotonic() > end:
-                raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s")
-            else:
-                time.sleep(0.01)
-    except OSError as error:
-        raise CannotCompile(f"{compiler} does not run: {error}") from error
-    finally:
-        for job in running.values():
-            with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-
-
-def _reason(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace")
+    text = done.stderr.decode(errors="replace")
     lines = [line for line in text.splitlines() if "ld returned" not in line]  # that says no reason
-    return next((line for line in lines if "error" in line or "definition" in line), text[:200]).strip()
-
-
-def _checksum(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=CHECKSUM_BYTES).digest()
+    reason = next((line for line in lines if "error" in line or "definition" in line), text[:200]).strip()
+    return reason or "it says no reason" if done.returncode else None
 
 
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from nanoengine.kernels.native.compiler import (
     compile_library,
     find_compiler,
     flags_for,
-    is_sound,
+    is_safe,
 )
 from nanoengine.kernels.native.target import VARIABLE, check_target, missing_features, wanted_target
 
@@ -67,7 +67,7 @@ def must_compile() -> bool:
         compiler = find_compiler()
     except CannotCompile:
         return False
-    return not is_sound(cached_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder("kernels")))
+    return not is_safe(cached_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder("kernels")))
 
 
 def best_prebuilt(wanted: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from types import SimpleNamespace
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.libraries import load_library
 from nanoengine.kernels.native.recurrences import NativeRecurrences
 from nanoengine.kernels.native.weights import ROUNDED, NativeWeight, Packer
-from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
+from nanoengine.kernels.operations import Around, ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.filters import filter_tokens
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
@@ -71,17 +72,10 @@ class NativeKernels(NativeRecurrences, Kernels):
     # ---- products
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, NativeWeight)
+        norm, residual, activation = around.get("norm"), around.get("residual"), around.get("activation")
         (outputs, _), total = weight.shape, x if residual is None else residual
         if activation is not None and not weight.halves_match:
             # Not rounded before the gate, as products are not where halves match.
@@ -90,7 +84,7 @@ class NativeKernels(NativeRecurrences, Kernels):
         x = x.contiguous()
         pointers = *normed(x, residual, norm, weight), weight.address
         if activation is None:
-            out = x.new_empty(len(x), outputs, dtype=dtype or x.dtype)
+            out = x.new_empty(len(x), outputs, dtype=around.get("dtype") or x.dtype)
             added = address(bias, x.dtype, outputs)
             self.c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *pointers, added, out.data_ptr(), len(x))
         else:

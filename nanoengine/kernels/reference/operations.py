@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,33 +11,26 @@ from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import FilteredLogits
-from nanoengine.kernels.operations import Kernels, Mixture, Norm
+from nanoengine.kernels.operations import Around, Kernels, Mixture, WeightRows
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.kernels.reference.filters import filter_tokens
 from nanoengine.kernels.reference.gates import GATES, gated
 
 
-class DenseRows:
-    """Rows of a tensor, to be filled from a checkpoint; quantized ones are dequantized."""
-
-    def __init__(self, tensor: Tensor):
-        self.tensor, self.shape = tensor, tensor.shape
-
-    def copy_(self, source: Tensor) -> None:
-        self.tensor.copy_(source)
-
-    def copy_quantized(self, source: QuantizedTensor) -> None:
-        self.tensor.copy_(source.dequantize(self.tensor.dtype))
-
-
 class RowMajor(DenseWeight):
-    """A weight as one tensor [outputs, inputs]."""
+    """A weight as one tensor [outputs, inputs]; quantized rows are dequantized."""
 
     def formats(self) -> Mapping[str, int]:
         return {str(self.tensor.dtype).removeprefix("torch."): self.tensor.nbytes}
 
-    def rows(self, first: int, count: int) -> DenseRows:
-        return DenseRows(self.tensor[first : first + count])
+    def rows(self, first: int, count: int) -> WeightRows:
+        return WeightRows(self, first, count)
+
+    def put_numbers(self, first: int, source: Tensor) -> None:
+        self.tensor[first : first + len(source)].copy_(source)
+
+    def put_quantized(self, first: int, source: QuantizedTensor) -> None:
+        self.put_numbers(first, source.dequantize(self.tensor.dtype))
 
 
 def dense_matrices(mixture: Mixture) -> list[Tensor]:
@@ -63,21 +57,13 @@ class TorchKernels(Kernels):
         return gated(both, activation)
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, DenseWeight)
-        factors, total = self.normed(x, norm, residual)
-        out = F.linear(factors, weight.tensor, bias)
+        factors, total = self.normed(x, around.get("norm"), around.get("residual"))
+        out, activation = F.linear(factors, weight.tensor, bias), around.get("activation")
         out = out if activation is None else gated(out, activation)
-        return out.to(dtype or x.dtype), total
+        return out.to(around.get("dtype") or x.dtype), total
 
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
         gate, up, down = dense_matrices(mixture)

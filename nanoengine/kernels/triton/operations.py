@@ -5,7 +5,7 @@ that the host need not wait for it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
 from nanoengine.kernels.attention import WriteInOneGo
-from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, Write
+from nanoengine.kernels.operations import Around, ExpertWeights, Kernels, Mixture, Norm, Write
 from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
@@ -82,19 +82,12 @@ class TritonKernels(Kernels):
         return weight
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
-        content = _content(weight)
-        around = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
-        if (fused := self._product(x, content, norm, **around)) is not None:
+        norm, residual, activation = around.get("norm"), around.get("residual"), around.get("activation")
+        content, dtype = _content(weight), around.get("dtype")
+        others = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
+        if (fused := self._product(x, content, norm, **others)) is not None:
             return fused
         if norm is not None:
             factors, total = self.normed(x, norm, residual)

@@ -17,19 +17,18 @@ NAMES = TensorNames(
 )
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     fields.ignore("num_logits_to_keep", "z_loss_coefficient")
     size = head_dim_of(fields)
-    fields.default("partial_rotary_factor", 0.5)
+    fields.default(partial_rotary_factor=0.5)
     fields.expect("partial_rotary_factor", 0.5)
     fields.expect("attn_rotary_emb", size // 2)
     attending = fields.layers("attn_layer_indices")
     types = [KINDS[number not in attending] for number in range(fields.integer("num_hidden_layers", most=MAX_LAYERS))]
     return read_decoder(
         fields,
-        architecture,
         eps=1e-5,
-        layers=tuple(hybrid_layers(fields, "mamba2", KINDS, read_rope(fields, size, may_be_partial=True), types)),
+        layers=hybrid_layers(fields, "mamba2", KINDS, read_rope(fields, size, may_be_partial=True), types),
         states=mamba_states(fields),
         mlp_bias=fields.flag("mlp_bias"),
         names=NAMES,

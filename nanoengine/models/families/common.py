@@ -11,9 +11,6 @@ from nanoengine.models.config_fields import MAX_LAYERS, MAX_POSITIONS, ConfigFie
 from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Names of activations in config.json, and in `kernels/reference/gates.py`."""
-
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
 """Limit of the experts of all layers: each has its tensors."""
@@ -21,7 +18,6 @@ MAX_EXPERTS = 2**16
 
 def read_decoder(
     fields: ConfigFields,
-    architecture: str,
     *,
     head_dim: int | None = None,
     eps: float = 1e-6,
@@ -36,7 +32,6 @@ def read_decoder(
 
     Args:
         fields: of its config.json.
-        architecture: its name in the config.json.
         head_dim, eps, theta, tied: defaults; without a head_dim, it is the hidden size divided by the number of heads.
         windows: of each layer in tokens; they repeat.
         may_be_partial: whether a part of each head may be rotated.
@@ -47,7 +42,7 @@ def read_decoder(
         UnsupportedModel: a field that is missing, wrong, or not computed.
     """
     if "activation" not in facts:
-        facts["activation"] = activation_of(fields, "hidden_act", "silu")
+        fields.expect("hidden_act", "silu")
     facts = {"intermediate_size": fields.integer("intermediate_size")} | facts
     size = head_dim_of(fields, head_dim)
     if layers is None:
@@ -58,7 +53,7 @@ def read_decoder(
     if len(set(layers)) == 1:
         layers = layers[:1]
     config = ModelConfig(
-        architecture=architecture,
+        architecture="",  # set by `read_model_config`
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         num_layers=fields.integer("num_hidden_layers", most=MAX_LAYERS),
@@ -81,29 +76,19 @@ def read_decoder(
     return config
 
 
-def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
-    """The activation of MLPs, by its name in `kernels/reference/gates.py`; the first of `supported` by default.
-
-    Raises:
-        UnsupportedModel: another activation.
-    """
-    fields.expect(key, *supported)
-    return ACTIVATIONS[fields.get(key, supported[0])]
-
-
 def biases_of(fields: ConfigFields, default: bool = False) -> dict[str, Any]:
     """Biases of all projections of attention, or of none."""
     bias = fields.flag("attention_bias", default)
     return {"qkv_bias": bias, "o_bias": bias}
 
 
-def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
+def head_dim_of(fields: ConfigFields, default: int | None = None, key: str = "head_dim") -> int:
     """Dimensions of a head: stated, the default, or the hidden size divided by the number of heads."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
-    size = fields.integer("head_dim", default, MAX_HEAD_DIM)
+    size = fields.integer(key, default, MAX_HEAD_DIM)
     if size % 2:
-        raise fields.wrong("head_dim", size, "rotary embeddings need an even one")
+        raise fields.wrong(key, size, "rotary embeddings need an even one")
     return size
 
 

@@ -12,13 +12,12 @@ from nanoengine.models.rope_config import LAYER_TYPES, read_rope
 ARCHITECTURES = ("Dots1ForCausalLM",)
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     sparse, first = sparse_after(fields, "first_k_dense_replace", 0), fields.integer("max_window_layers", 62)
     types = layer_types_of(fields) or [SLIDING if number >= first else FULL for number in range(len(sparse))]
     ropes = dict.fromkeys(LAYER_TYPES, read_rope(fields, head_dim_of(fields)))
     return read_decoder(
         fields,
-        architecture,
         layers=with_experts(layers_by_types(types, ropes, window_of(fields, 4096)), sparse),
         experts=routed_experts(fields, "n_routed_experts", added_to_sum=1e-20),
         qk_norm="head",

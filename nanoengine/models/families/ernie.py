@@ -24,16 +24,14 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture == SPARSE:
         layers = tuple(replace(layer, has_experts=is_sparse) for is_sparse in _sparse_layers(fields))
         experts = _experts(fields)
-        return read_decoder(fields, architecture, eps=1e-5, tied=True, layers=layers, experts=experts, names=NAMES)
+        return read_decoder(fields, eps=1e-5, tied=True, layers=layers, experts=experts, names=NAMES)
     biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), fields.flag("use_bias"))
-    return read_decoder(fields, architecture, head_dim=head_dim, eps=1e-5, tied=True, layers=(layer,), **biases)
+    return read_decoder(fields, head_dim=head_dim, eps=1e-5, tied=True, layers=(layer,), **biases)
 
 
 def _sparse_layers(fields: ConfigFields) -> list[bool]:
     """Whether each layer has experts."""
-    sparse, end = sparse_after(fields, "moe_layer_start_index", 1), fields.get("moe_layer_end_index", -1)
-    if isinstance(end, bool) or not isinstance(end, int) or end < -1:
-        raise fields.wrong("moe_layer_end_index", end, "it must be the number of a layer, or -1 for the last")
+    sparse, end = sparse_after(fields, "moe_layer_start_index", 1), fields.integer("moe_layer_end_index", -1, least=-1)
     step, last = fields.integer("moe_layer_interval", 1), len(sparse) - 1 if end == -1 else end
     return [is_sparse and i <= last and (i + 1) % step == 0 for i, is_sparse in enumerate(sparse)]
 
@@ -42,8 +40,8 @@ def _experts(fields: ConfigFields) -> ExpertsConfig:
     for key, value in {"use_bias": False, "use_rmsnorm": True, "moe_gate": "topk", "moe_use_aux_free": True}.items():
         fields.expect(key, value)
     fields.ignore("moe_capacity", "num_nextn_predict_layers")
-    fields.default("num_experts_per_tok", fields.get("moe_k", 6))
-    fields.default("n_shared_experts", fields.get("moe_num_shared_experts", 2))
+    chosen, shared = fields.get("moe_k", 6), fields.get("moe_num_shared_experts", 2)
+    fields.default(num_experts_per_tok=chosen, n_shared_experts=shared)
     return routed_experts(
         fields,
         "moe_num_experts",

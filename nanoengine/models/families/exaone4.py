@@ -21,11 +21,11 @@ from nanoengine.models.rope_config import read_rope
 ARCHITECTURES = ("Exaone4ForCausalLM",)
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     rope, window = read_rope(fields, head_dim_of(fields)), window_of(fields, 4096)
     layers: tuple[LayerConfig, ...] = (LayerConfig(rope=rope),)
     if window is not None:
         types = layer_types_of(fields) or types_by_pattern(fields, fields.integer("sliding_window_pattern", 4))
         layers = layers_by_types(types, {FULL: None, SLIDING: rope}, window)
     fields.ignore("sliding_window_pattern")  # layer_types repeats it
-    return read_decoder(fields, architecture, eps=1e-5, layers=layers, qk_norm="head", names=NAMES)
+    return read_decoder(fields, eps=1e-5, layers=layers, qk_norm="head", names=NAMES)

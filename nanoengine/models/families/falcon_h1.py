@@ -16,7 +16,7 @@ FACTORS = 1e-6, 1e6
 """Limits of each factor: products of them stay finite."""
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         fields.refuse(key, "projections without biases are supported")
     fields.ignore("num_logits_to_keep", "mlp_expansion_factor", "mamba_use_mlp")
@@ -25,7 +25,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     inward, keys = (fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in ("attention_in", "key"))
     return read_decoder(
         fields,
-        architecture,
         eps=1e-5,
         layers=(LayerConfig(rope=read_rope(fields, size), mixer="mamba2"),),
         states=states,
@@ -38,29 +37,23 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _states(fields: ConfigFields) -> StateConfig:
-    inner = None
-    if "mamba_d_ssm" not in fields or fields.get("mamba_d_ssm") is not None:
-        inner = fields.integer("mamba_d_ssm", 1024)
+    inner = fields.nullable("mamba_d_ssm", 1024, fields.integer)
     norm, is_before = fields.flag("mamba_rms_norm"), fields.flag("mamba_norm_before_gate", True)
     return mamba_states(fields, inner, has_norm=norm, gate_first=not is_before)
 
 
 def _factors(fields: ConfigFields, states: StateConfig, inward: float) -> tuple[WeightFactor, ...]:
     """Factors of weights. `inward`: of the input of attention; the scale of scores has it for q and k, `o_proj` for v."""
-    for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
-        fields.default(key, [1.0] * count)
+    fields.default(mlp_multipliers=[1.0] * 2, ssm_multipliers=[1.0] * 5)
     gate, down = fields.numbers("mlp_multipliers", 2, *FACTORS)
-    outward, into, out = (
-        fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in ("attention_out", "ssm_in", "ssm_out")
-    )
+    names = ("attention_out", "ssm_in", "ssm_out")
+    outward, into, out = (fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in names)
     inner, shared = states.num_heads * states.width, states.num_groups * states.depth
+    of_projections = tuple(into * factor for factor in fields.numbers("ssm_multipliers", 5, *FACTORS))
+    rows = (inner, inner, shared, shared, states.num_heads)
     factors = (
         WeightFactor(".self_attn.o_proj.weight", (inward * outward,)),
-        WeightFactor(
-            ".mamba.in_proj.weight",
-            tuple(into * factor for factor in fields.numbers("ssm_multipliers", 5, *FACTORS)),
-            (inner, inner, shared, shared, states.num_heads),
-        ),
+        WeightFactor(".mamba.in_proj.weight", of_projections, rows),
         WeightFactor(".mamba.out_proj.weight", (out,)),
         WeightFactor(".mlp.gate_proj.weight", (gate,)),
         WeightFactor(".mlp.down_proj.weight", (down,)),

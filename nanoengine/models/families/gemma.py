@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import activation_of, biases_of, head_dim_of, read_decoder
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import layers_by_types, types_by_pattern, window_of
 from nanoengine.models.model_config import ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
@@ -34,44 +34,35 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     size = head_dim_of(fields, HEAD_DIM)
     facts: dict[str, Any]
     if architecture == MULTIMODAL:
-        for key, value in DEFAULTS.items():
-            fields.default(key, value)
+        fields.default(**DEFAULTS)
     if architecture != "Gemma2ForCausalLM":
         fields.ignore("_sliding_window_pattern")  # layer_types repeats it
         types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
         ropes = read_ropes(fields, size, 1e6, local_theta=1e4)
-        facts = {"qk_norm": "head", "logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", None)}
-        facts["positions_are_scaled"] = True
+        facts = {"qk_norm": "head", "positions_are_scaled": True}
     else:
         types = types_by_pattern(fields, 2)
         ropes = dict.fromkeys(LAYER_TYPES, read_rope(fields, size, 1e4))
-        facts = {"logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", 30.0)}
-        facts["attention_soft_cap"] = soft_cap_of(fields, "attn_logit_softcapping", 50.0)
+        facts = {"attention_soft_cap": fields.nullable("attn_logit_softcapping", 50.0, fields.number)}
     return read_decoder(
         fields,
-        architecture,
         head_dim=HEAD_DIM,
         layers=layers_by_types(types, ropes, window_of(fields, 4096)),
         norm_offset=1.0,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         names=NAMES,
-        **common_facts(fields),
+        **common_facts(fields, 30.0 if architecture == "Gemma2ForCausalLM" else None),
         **facts,
     )
 
 
-def common_facts(fields: ConfigFields) -> dict[str, Any]:
-    """Facts of a `ModelConfig` that Gemma 2, 3 and 4 have in common."""
+def common_facts(fields: ConfigFields, logits_soft_cap: float | None = None) -> dict[str, Any]:
+    """Facts of a `ModelConfig` that Gemma 2, 3 and 4 have in common; `logits_soft_cap`: its default."""
+    fields.expect("hidden_activation", "gelu_pytorch_tanh")
     return biases_of(fields) | {
-        "activation": activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        "activation": "gelu_tanh",
         "tied": True,
         "embedding_scale": fields.integer("hidden_size") ** 0.5,
         "embedding_scale_is_rounded": True,
+        "logits_soft_cap": fields.nullable("final_logit_softcapping", logits_soft_cap, fields.number),
     }
-
-
-def soft_cap_of(fields: ConfigFields, key: str, default: float | None) -> float | None:
-    """A soft cap; None if the file has null."""
-    if key not in fields:
-        return default
-    return None if fields.get(key) is None else fields.number(key)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import MAX_HEAD_DIM, head_dim_of, read_decoder
-from nanoengine.models.families.gemma import NAMES, common_facts, soft_cap_of
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.gemma import NAMES, common_facts
+from nanoengine.models.families.routed import local_experts
 from nanoengine.models.families.windows import FULL, SLIDING, types_by_pattern, window_of
-from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
+from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_ropes
 
 UNIFIED = ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration")
@@ -23,6 +24,7 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
+EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 STACKED, SPLIT = ("gate_up_proj", "down_proj"), NAMES.expert_gate_up_down
 OF_LAYERS = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
 """Keys of per_layer_config for layers with full attention, and the older fields of the same values."""
@@ -36,25 +38,21 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     k_is_v = fields.flag("attention_k_eq_v")
     is_stated = _read_layers(fields, types)
     kv_heads = fields.integer("num_key_value_heads", 4)
-    sizes = {
-        SLIDING: head_dim_of(fields, HEAD_DIM),
-        FULL: fields.integer("global_head_dim", FULL_HEAD_DIM, MAX_HEAD_DIM),
-    }
-    if sizes[FULL] % 2:
-        raise fields.wrong("global_head_dim", sizes[FULL], "rotary embeddings need an even one")
+    sizes = {SLIDING: head_dim_of(fields, HEAD_DIM), FULL: head_dim_of(fields, FULL_HEAD_DIM, "global_head_dim")}
     of_full = fields.integer("num_global_key_value_heads", kv_heads)
     counts = {SLIDING: kv_heads, FULL: of_full if k_is_v or is_stated else kv_heads}
-    fields.default("rope_parameters", ROPES)
+    fields.default(rope_parameters=ROPES)
     ropes = read_ropes(fields, sizes[SLIDING], 1e6, local_theta=1e4, full_head_dim=sizes[FULL])
     window = window_of(fields, 1024 if architecture in UNIFIED else 512)
     are_split = fields.flag("experts_are_split")  # GGUF files
     if window is None:
         raise fields.wrong("sliding_window", None, "it must be a number of tokens")
-    experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else None
-    first_shared = len(types) - (fields.integer("num_kv_shared_layers") if fields.get("num_kv_shared_layers") else 0)
-    last = {
-        kind: number for number, kind in enumerate(types[: max(first_shared, 0)])
-    }  # the last layer with K/V of each kind
+    experts = None
+    if fields.flag("enable_moe_block"):
+        experts = local_experts(fields, keys=EXPERT_KEYS, are_stacked=not are_split, beside_mlp=True)
+    first_shared = len(types) - fields.integer("num_kv_shared_layers", 0, least=0)
+    # The last layer with K/V of each kind.
+    last = {kind: number for number, kind in enumerate(types[: max(first_shared, 0)])}
     is_wide, width = fields.flag("use_double_wide_mlp"), fields.integer("intermediate_size")
 
     def layer(number: int, kind: str) -> LayerConfig:
@@ -74,7 +72,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
     config = read_decoder(
         fields,
-        architecture,
         head_dim=HEAD_DIM,
         layers=tuple(layer(number, kind) for number, kind in enumerate(types)),
         qk_norm="head",
@@ -83,14 +80,12 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         per_layer_size=_read_per_layer_size(fields, architecture),
         attention_scale=1.0,
         names=replace(NAMES, router="router.proj", expert_gate_up_down=SPLIT if are_split else STACKED),
-        logits_soft_cap=soft_cap_of(fields, "final_logit_softcapping", None),
         experts=experts,
         **common_facts(fields),
     )
     if config.num_heads % of_full:
-        raise fields.wrong(
-            "num_global_key_value_heads", of_full, f"it must divide num_attention_heads, {config.num_heads}"
-        )
+        why = f"it must divide num_attention_heads, {config.num_heads}"
+        raise fields.wrong("num_global_key_value_heads", of_full, why)
     # The cache is sized for the largest K/V of a token; of equal sizes for more heads, which may have more scales.
     largest = max(types, key=lambda kind: (sizes[kind] * counts[kind], counts[kind]))
     return replace(config, head_dim=sizes[largest], num_kv_heads=counts[largest])
@@ -108,8 +103,7 @@ def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
     if table and (numbers != full or any(other != one for other in table.values()) or not is_known):
         why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(map(str, full))}"
         raise fields.wrong("per_layer_config", dict(table), why)
-    for name, of_full in OF_LAYERS.items():
-        fields.default(of_full, one.get(name, fields.get(name)))
+    fields.default(**{of_full: one.get(name, fields.get(name)) for name, of_full in OF_LAYERS.items()})
     return True
 
 
@@ -121,14 +115,3 @@ def _read_per_layer_size(fields: ConfigFields, architecture: str) -> int:
     if rows != size:
         raise fields.wrong("vocab_size_per_layer_input", rows, f"it must be vocab_size, {size}")
     return fields.integer("hidden_size_per_layer_input", 256)
-
-
-def _read_experts(fields: ConfigFields, are_split: bool) -> ExpertsConfig:
-    return ExpertsConfig(
-        num_experts=fields.integer("num_experts"),
-        num_chosen=fields.integer("top_k_experts"),
-        intermediate_size=fields.integer("moe_intermediate_size"),
-        normalize=True,
-        are_stacked=not are_split,
-        beside_mlp=True,
-    )

@@ -23,13 +23,12 @@ ARCHITECTURES = tuple(NAMES)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.default("partial_rotary_factor", 0.5)
+    fields.default(partial_rotary_factor=0.5)
     if architecture == "Glm4MoeForCausalLM":
-        return _read_sparse(fields, architecture)
+        return _read_sparse(fields)
     rope = replace(read_rope(fields, head_dim_of(fields, 128), may_be_partial=True), interleaved=True)
     return read_decoder(
         fields,
-        architecture,
         head_dim=128,
         eps=1.5625e-7,
         layers=(LayerConfig(rope=rope),),
@@ -38,21 +37,17 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
 
 
-def _read_sparse(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.default("norm_topk_prob", True)
-    fields.default("n_shared_experts", 1)
+def _read_sparse(fields: ConfigFields) -> ModelConfig:
+    fields.default(norm_topk_prob=True, n_shared_experts=1)
     fields.ignore("num_nextn_predict_layers", "num_mtp_layers")
-    rope, sparse = (
-        read_rope(fields, head_dim_of(fields), may_be_partial=True),
-        sparse_after(fields, "first_k_dense_replace", 1),
-    )
+    rope = read_rope(fields, head_dim_of(fields), may_be_partial=True)
+    sparse = sparse_after(fields, "first_k_dense_replace", 1)
     return read_decoder(
         fields,
-        architecture,
         eps=1e-5,
         layers=tuple(LayerConfig(rope=rope, has_experts=is_sparse) for is_sparse in sparse),
         experts=routed_experts(fields, "n_routed_experts", added_to_sum=1e-20),
         qkv_bias=fields.flag("attention_bias"),
         qk_norm="head" if fields.flag("use_qk_norm") else None,
-        names=NAMES[architecture],
+        names=NAMES["Glm4MoeForCausalLM"],
     )

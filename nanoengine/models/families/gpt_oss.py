@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import activation_of, biases_of, read_decoder
+from nanoengine.models.families.common import biases_of, read_decoder
 from nanoengine.models.families.routed import local_experts
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
 from nanoengine.models.model_config import ModelConfig, TensorNames
@@ -14,16 +14,15 @@ ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_po
 """Default of `rope_parameters`."""
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    activation_of(fields, "hidden_act", "silu")
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
+    fields.expect("hidden_act", "silu")
     fields.expect("swiglu_alpha", 1.702)
     fields.expect("swiglu_limit", 7.0)
     fields.ignore("experts_per_token", "initial_context_length")  # older names of other fields
     if not fields.get("rope_scaling"):
-        fields.default("rope_parameters", ROPE)
+        fields.default(rope_parameters=ROPE)
     return read_decoder(
         fields,
-        architecture,
         head_dim=64,
         eps=1e-5,
         theta=150_000.0,

@@ -4,12 +4,11 @@ Granite 4 have Mamba 2 in most layers, and attention without rotation in the oth
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.routed import local_experts
+from nanoengine.models.families.routed import local_experts, with_experts
 from nanoengine.models.families.states import hybrid_layers, mamba_states
 from nanoengine.models.model_config import ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
@@ -42,18 +41,18 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         "logits_divisor": fields.number("logits_scaling", 1.0),
     }
     if architecture == DENSE:
-        return read_decoder(fields, architecture, mlp_bias=fields.flag("mlp_bias"), **facts)
+        return read_decoder(fields, mlp_bias=fields.flag("mlp_bias"), **facts)
     is_split = fields.flag("linears_are_split")  # GGUF files: a tensor for each matrix, under the usual names
     facts["names"] = TensorNames() if is_split else NAMES
     if architecture == HYBRID:
-        return _read_hybrid(fields, architecture, is_split, facts)
-    shared = fields.integer("shared_intermediate_size") if fields.get("shared_intermediate_size") else 0
+        return _read_hybrid(fields, is_split, facts)
+    shared = fields.integer("shared_intermediate_size", 0, least=0)
     experts = local_experts(fields, 8, 2, are_stacked=not is_split, shared_size=shared)
-    return read_decoder(fields, architecture, experts=experts, **facts)
+    return read_decoder(fields, experts=experts, **facts)
 
 
-def _read_hybrid(fields: ConfigFields, architecture: str, is_split: bool, facts: dict[str, Any]) -> ModelConfig:
-    fields.default("layer_types", fields.get("layers_block_type"))
+def _read_hybrid(fields: ConfigFields, is_split: bool, facts: dict[str, Any]) -> ModelConfig:
+    fields.default(layer_types=fields.get("layers_block_type"))
     fields.expect("position_embedding_type", "rope", "nope")
     rope = None
     if fields.get("position_embedding_type") == "rope":
@@ -64,6 +63,6 @@ def _read_hybrid(fields: ConfigFields, architecture: str, is_split: bool, facts:
     fields.ignore("num_experts_per_tok")
     if fields.get("num_local_experts", 8):
         facts["experts"] = local_experts(fields, 8, 2, are_stacked=not is_split, shared_size=shared)
-        layers = [replace(layer, has_experts=True) for layer in layers]
+        layers = with_experts(layers, [True] * len(layers))
     facts |= {"states": mamba_states(fields), "intermediate_size": shared}
-    return read_decoder(fields, architecture, layers=tuple(layers), **facts)
+    return read_decoder(fields, layers=layers, **facts)

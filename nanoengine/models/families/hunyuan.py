@@ -11,17 +11,17 @@ ARCHITECTURES = ("HunYuanDenseV1ForCausalLM",)
 NAMES = TensorNames(replaced=((".q_norm.", ".query_layernorm."), (".k_norm.", ".key_layernorm.")))
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     for key in ("use_cla", "position_embedding_xdrope"):
         fields.expect(key, False)
     fields.expect("use_qk_norm", True)
     fields.expect("norm_type", "rms")
+    fields.ignore("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pad_id")
     fields.ignore(
-        "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pad_id", "pool_type"
+        "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id", "pool_type"
     )
-    fields.ignore("mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id")
     _stretch(fields, head_dim_of(fields))
-    return read_decoder(fields, architecture, eps=1e-5, qk_norm="late", names=NAMES, **biases_of(fields))
+    return read_decoder(fields, eps=1e-5, qk_norm="late", names=NAMES, **biases_of(fields))
 
 
 def _stretch(fields: ConfigFields, size: int) -> None:

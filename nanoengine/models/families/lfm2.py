@@ -33,16 +33,10 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    for key, value in {
-        "intermediate_size": fields.get("block_ff_dim"),
-        "tie_word_embeddings": fields.get("tie_embedding", True),
-        "rms_norm_eps": fields.get("norm_eps", 1e-5),
-    }.items():
-        fields.default(key, value)
-    fields.ignore("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu")
-    fields.ignore(
-        "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "block_ff_dim"
-    )
+    is_tied, eps = fields.get("tie_embedding", True), fields.get("norm_eps", 1e-5)
+    fields.default(intermediate_size=fields.get("block_ff_dim"), tie_word_embeddings=is_tied, rms_norm_eps=eps)
+    fields.ignore("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "num_heads")
+    fields.ignore("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init")
     fields.expect("block_use_swiglu", True)
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     types = None
@@ -51,19 +45,18 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         types = ["full_attention" if number in attending else "conv" for number in range(count)]
     rope = read_rope(fields, head_dim_of(fields), 1e6)
     bias, hidden = fields.flag("conv_bias"), fields.integer("hidden_size")
-    states = StateConfig(
-        taps=fields.integer("conv_L_cache", 3, MAX_TAPS), channels=hidden, conv_bias=bias, proj_bias=bias
-    )
-    layers = tuple(hybrid_layers(fields, "short_conv", ("full_attention", "conv"), rope, types))
+    taps = fields.integer("conv_L_cache", 3, MAX_TAPS)
+    states = StateConfig(taps=taps, channels=hidden, conv_bias=bias, proj_bias=bias)
+    layers = hybrid_layers(fields, "short_conv", ("full_attention", "conv"), rope, types)
     facts: dict[str, Any] = {"eps": 1e-5, "tied": True, "states": states, "qk_norm": "head", "names": NAMES}
     if architecture == MOE:
         layers = with_experts(layers, sparse_after(fields, "num_dense_layers", 2))
-        return read_decoder(fields, architecture, layers=layers, experts=_experts(fields), **facts)
-    return read_decoder(fields, architecture, layers=layers, intermediate_size=_mlp_width(fields), **facts)
+        return read_decoder(fields, layers=layers, experts=_experts(fields), **facts)
+    return read_decoder(fields, layers=layers, intermediate_size=_mlp_width(fields), **facts)
 
 
 def _experts(fields: ConfigFields) -> ExpertsConfig:
-    fields.default("norm_topk_prob", True)
+    fields.default(norm_topk_prob=True)
     facts: dict[str, Any] = {} if fields.flag("use_expert_bias", True) else {"bias_shape": ()}
     return routed_experts(fields, "num_experts", added_to_sum=1e-6, **facts)
 

@@ -9,6 +9,6 @@ from nanoengine.models.model_config import ModelConfig
 ARCHITECTURES = ("LlamaForCausalLM",)
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     fields.expect("rope_interleaved", False)
-    return read_decoder(fields, architecture, **biases_of(fields), mlp_bias=fields.flag("mlp_bias"))
+    return read_decoder(fields, **biases_of(fields), mlp_bias=fields.flag("mlp_bias"))

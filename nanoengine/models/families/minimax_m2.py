@@ -16,21 +16,19 @@ NAMES = TensorNames(
 )
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.expect(
-        "attn_type_list", [1] * fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    )  # every layer has attention
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
+    # Every layer has attention.
+    fields.expect("attn_type_list", [1] * fields.integer("num_hidden_layers", most=MAX_LAYERS))
     for key in ("use_qk_norm", "use_routing_bias"):
         fields.expect(key, True)
     fields.expect("qk_norm_type", "per_layer")
     fields.ignore("mtp_transformer_layers", "num_mtp_modules", "use_mtp")
     size = head_dim_of(fields, 128)
-    fields.default("partial_rotary_factor", fields.integer("rotary_dim", size, size) / size)
-    fields.default("moe_intermediate_size", fields.integer("intermediate_size"))
+    fields.default(partial_rotary_factor=fields.integer("rotary_dim", size, size) / size)
+    fields.default(moe_intermediate_size=fields.integer("intermediate_size"))
     rope = read_rope(fields, size, 5e6, may_be_partial=True)
     return read_decoder(
         fields,
-        architecture,
         head_dim=128,
         layers=(LayerConfig(rope=rope, has_experts=True),),
         experts=routed_experts(fields, "num_local_experts", normalize=True),

@@ -22,20 +22,18 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture == MULTIMODAL:
         fields.expect("model_type", "mistral3", "mistral", "ministral3")  # of the text part, if stated
     if architecture == GROWING or (architecture == MULTIMODAL and fields.get("model_type") == "ministral3"):
-        return _read_growing(fields, architecture)
+        return _read_growing(fields)
     if architecture != "MixtralForCausalLM":
-        return read_decoder(fields, architecture, windows=(window_of(fields, 4096),))
+        return read_decoder(fields, windows=(window_of(fields, 4096),))
     windows, experts = (window_of(fields),), local_experts(fields)
-    return read_decoder(
-        fields, architecture, eps=1e-5, theta=1e6, windows=windows, experts=experts, names=MIXTRAL_NAMES
-    )
+    return read_decoder(fields, eps=1e-5, theta=1e6, windows=windows, experts=experts, names=MIXTRAL_NAMES)
 
 
-def _read_growing(fields: ConfigFields, architecture: str) -> ModelConfig:
+def _read_growing(fields: ConfigFields) -> ModelConfig:
     """Ministral 3: the scale of queries grows with each multiple of the trained length."""
     table = ConfigFields(fields.table_of("rope_parameters"), f"rope_parameters of {fields.where}")
     growth, period = table.number("llama_4_scaling_beta"), table.integer(TRAINED, most=MAX_POSITIONS)
     remove_keys(fields, "llama_4_scaling_beta", "max_position_embeddings")
     rope = replace(read_rope(fields, head_dim_of(fields, 128)), query_growth=growth, trained_positions=period)
     layers = (LayerConfig(rope=rope, window=window_of(fields)),)
-    return read_decoder(fields, architecture, head_dim=128, eps=1e-5, layers=layers)
+    return read_decoder(fields, head_dim=128, eps=1e-5, layers=layers)

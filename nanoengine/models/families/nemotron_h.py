@@ -16,14 +16,8 @@ ATTENTION = LayerConfig(rope=None, has_mlp=False)
 MLP = LayerConfig(rope=None, attends=False)
 EXPERTS = LayerConfig(rope=None, attends=False, has_experts=True)
 LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
-WORDS = {
-    "moe": EXPERTS,
-    "linear_attention": MAMBA,
-    "mamba": MAMBA,
-    "full_attention": ATTENTION,
-    "attention": ATTENTION,
-    "mlp": MLP,
-}
+WORDS = {"moe": EXPERTS, "mamba": MAMBA, "attention": ATTENTION, "mlp": MLP}
+WORDS |= {"linear_attention": MAMBA, "full_attention": ATTENTION}
 OF_EXPERTS = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "norm_topk_prob", "n_group", "topk_group"),
     *("routed_scaling_factor", "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size"),
@@ -49,13 +43,14 @@ NAMES = TensorNames(
 )
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     layers = _layers(fields)
     eps = fields.get("layer_norm_epsilon", 1e-5)
-    for key, value in (("num_hidden_layers", len(layers)), ("rms_norm_eps", eps), ("norm_eps", eps)):
-        fields.default(key, value)
+    facts = {"num_hidden_layers": len(layers), "rms_norm_eps": eps, "norm_eps": eps}
+    fields.default(**facts)
+    for key, value in facts.items():
         fields.expect(key, value)
-    fields.default("head_dim", fields.get("attention_head_dim", 128))
+    fields.default(head_dim=fields.get("attention_head_dim", 128))
     fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
     bias = fields.flag("mlp_bias")
     experts = _experts(fields, bias) if EXPERTS in layers else None
@@ -64,7 +59,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.expect("mlp_hidden_act", "relu2")
     return read_decoder(
         fields,
-        architecture,
         head_dim=128,
         layers=layers,
         states=_states(fields),
@@ -81,9 +75,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     Raises:
         UnsupportedModel: neither, or an invalid word or letter.
     """
-    fields.ignore(
-        "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
-    )
+    fields.ignore("hybrid_override_pattern", "mtp_hybrid_override_pattern")
+    fields.ignore("num_nextn_predict_layers", "mtp_layers_block_type")
     key = next((name for name in ("layers_block_type", "layer_types") if fields.get(name)), "hybrid_override_pattern")
     stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
     is_known = isinstance(stated, list | str) and all(isinstance(kind, str) and kind in kinds for kind in stated)
@@ -95,8 +88,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
 def _experts(fields: ConfigFields, bias: bool) -> ExpertsConfig:
     if bias:
         raise fields.wrong("mlp_bias", bias, "beside mixtures of experts, MLPs without biases are supported")
-    fields.default("norm_topk_prob", True)
-    latent = fields.integer("moe_latent_size") if fields.get("moe_latent_size") is not None else 0
+    fields.default(norm_topk_prob=True)
+    latent = fields.integer("moe_latent_size", 0, least=0)
     shared = fields.integer("moe_shared_expert_intermediate_size")
     return routed_experts(fields, "n_routed_experts", added_to_sum=1e-20, shared_size=shared, latent_size=latent)
 

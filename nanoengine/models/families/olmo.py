@@ -19,7 +19,7 @@ NAMES = TensorNames(
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     layers = _layers_of_olmo3(fields) if architecture == "Olmo3ForCausalLM" else None
-    return read_decoder(fields, architecture, eps=1e-5, layers=layers, **biases_of(fields), qk_norm="full", names=NAMES)
+    return read_decoder(fields, eps=1e-5, layers=layers, **biases_of(fields), qk_norm="full", names=NAMES)
 
 
 def _layers_of_olmo3(fields: ConfigFields) -> tuple[LayerConfig, ...]:

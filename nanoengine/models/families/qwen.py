@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.routed import with_experts
+from nanoengine.models.families.routed import local_experts, with_experts
 from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope, remove_sections
@@ -22,6 +22,7 @@ MULTIMODAL = {
 }
 """The architecture of each text decoder, and defaults of its fields."""
 
+EXPERT_KEYS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *MULTIMODAL)
 
 
@@ -29,52 +30,44 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture in MULTIMODAL:
         return _read_multimodal(fields, architecture)
     if architecture == "Qwen2ForCausalLM":
-        return read_decoder(fields, architecture, qkv_bias=True, windows=windows_of_qwen(fields))
+        return read_decoder(fields, qkv_bias=True, windows=windows_of_qwen(fields))
     if architecture == "Qwen2MoeForCausalLM":
-        return _read_qwen2_moe(fields, architecture)
+        return _read_qwen2_moe(fields)
     facts = biases_of(fields) | {"qk_norm": "head"}
     if architecture == "Qwen3ForCausalLM":
-        return read_decoder(fields, architecture, head_dim=128, windows=windows_of_qwen(fields), **facts)
+        return read_decoder(fields, head_dim=128, windows=windows_of_qwen(fields), **facts)
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     rope, sparse = read_rope(fields, head_dim_of(fields)), sparse_layers(fields)
     layers = tuple(LayerConfig(rope=rope, window=window, has_experts=has_experts) for has_experts in sparse)
-    return read_decoder(fields, architecture, layers=layers, experts=read_experts(fields), **facts)
+    return read_decoder(fields, layers=layers, experts=read_experts(fields), **facts)
 
 
 def _read_multimodal(fields: ConfigFields, architecture: str) -> ModelConfig:
     decoder, defaults = MULTIMODAL[architecture]
-    for key, value in defaults.items():
-        fields.default(key, value)
+    fields.default(**defaults)
     remove_sections(fields)
-    config = replace(read_config(fields, decoder), architecture=architecture)
+    config = read_config(fields, decoder)
     if config.experts is None:
         return config
     experts = replace(config.experts, are_stacked=True, are_transposed=True)
     return replace(config, experts=experts, names=TensorNames(expert_gate_up_down=("gate_up_proj", "down_proj")))
 
 
-def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
+def _read_qwen2_moe(fields: ConfigFields) -> ModelConfig:
     """Qwen2-MoE: beside the experts an MLP with a gate on its output."""
-    for key, value in (("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)):
-        fields.default(key, value)
+    fields.default(num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408)
     width = fields.integer("shared_expert_intermediate_size", 5632)
     experts = read_experts(fields, shared_size=width, shared_is_gated=True)
     rope, bias = read_rope(fields, head_dim_of(fields)), fields.flag("qkv_bias", True)
     dense = (LayerConfig(rope=rope, window=window) for window in windows_of_qwen(fields, alternate=True))
     layers = with_experts(dense, sparse_layers(fields))
-    return read_decoder(fields, architecture, layers=layers, experts=experts, qkv_bias=bias)
+    return read_decoder(fields, layers=layers, experts=experts, qkv_bias=bias)
 
 
 def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:
     """The experts of Qwen's models, normalized only if the file says so; `facts`: other fields of the `ExpertsConfig`."""
-    count = fields.integer("num_experts", fields.get("num_local_experts"))  # the key of transformers 5
-    return ExpertsConfig(
-        num_experts=count,
-        num_chosen=fields.integer("num_experts_per_tok", most=count),
-        intermediate_size=fields.integer("moe_intermediate_size"),
-        normalize=fields.flag("norm_topk_prob"),
-        **facts,
-    )
+    count = fields.get("num_local_experts")  # the key of transformers 5
+    return local_experts(fields, count, keys=EXPERT_KEYS, normalize=fields.flag("norm_topk_prob"), **facts)
 
 
 def sparse_layers(fields: ConfigFields) -> list[bool]:

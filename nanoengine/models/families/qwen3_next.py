@@ -27,27 +27,26 @@ STATE_KEYS = {
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.default("partial_rotary_factor", 0.25)
+    fields.default(partial_rotary_factor=0.25)
     remove_sections(fields)
     rope = read_rope(fields, head_dim_of(fields, 256), may_be_partial=True)
     count, period = fields.integer("num_hidden_layers", most=MAX_LAYERS), fields.integer("full_attention_interval", 4)
     types = [KINDS[(i + 1) % period > 0] for i in range(count)]
-    layers = tuple(hybrid_layers(fields, "delta_net", KINDS, rope, types))
+    layers = hybrid_layers(fields, "delta_net", KINDS, rope, types)
     facts = biases_of(fields)
     if architecture in PLAIN:
         fields.ignore("mlp_only_layers")
     else:
-        fields.default("norm_topk_prob", True)
+        fields.default(norm_topk_prob=True)
         shared = fields.integer("shared_expert_intermediate_size")
         facts["experts"] = read_experts(fields, shared_size=shared, shared_is_gated=True)
-        fields.default("intermediate_size", 1)  # all layers may have experts
+        fields.default(intermediate_size=1)  # all layers may have experts
         layers = with_experts(layers, sparse_layers(fields))
     fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype", "attn_output_gate")
     fields.expect("attn_output_gate", True)
     fields.expect("output_gate_type", "swish")
     return read_decoder(
         fields,
-        architecture,
         head_dim=256,
         layers=layers,
         states=read_states(

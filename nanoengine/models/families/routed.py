@@ -12,25 +12,32 @@ from nanoengine.models.model_config import ExpertsConfig, LayerConfig
 SHARED = (".shared_expert.", ".shared_experts.")
 """The MLP of all tokens: its name here, and its name in the files of these families."""
 
+LOCAL_KEYS = ("num_local_experts", "num_experts_per_tok", "intermediate_size")
+"""Fields of Mixtral: the number of experts, how many of them are chosen, and the width of each."""
 
-def local_experts(fields: ConfigFields, count: Any = REQUIRED, chosen: Any = REQUIRED, **facts: Any) -> ExpertsConfig:
+
+def local_experts(
+    fields: ConfigFields,
+    count: Any = REQUIRED,
+    chosen: Any = REQUIRED,
+    *,
+    keys: tuple[str, str, str] = LOCAL_KEYS,
+    normalize: bool = True,
+    **facts: Any,
+) -> ExpertsConfig:
     """Experts with a softmax router, as in Mixtral.
 
     Args:
-        count, chosen: defaults of `num_local_experts` and `num_experts_per_tok`.
-        facts: other fields of the `ExpertsConfig`.
+        count, chosen: defaults of the first two fields.
+        keys: names of the fields in `LOCAL_KEYS`.
+        normalize, facts: other fields of the `ExpertsConfig`.
 
     Raises:
         UnsupportedModel: a field that is missing or out of its limits.
     """
-    num_experts = fields.integer("num_local_experts", count)
-    return ExpertsConfig(
-        num_experts=num_experts,
-        num_chosen=fields.integer("num_experts_per_tok", chosen, num_experts),
-        intermediate_size=fields.integer("intermediate_size"),
-        normalize=True,
-        **facts,
-    )
+    count = fields.integer(keys[0], count)
+    chosen, width = fields.integer(keys[1], chosen, count), fields.integer(keys[2])
+    return ExpertsConfig(num_experts=count, num_chosen=chosen, intermediate_size=width, normalize=normalize, **facts)
 
 
 def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfig:
@@ -51,7 +58,7 @@ def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfi
     if rest or size < 2:
         raise fields.wrong("n_group", groups, f"{count} experts must make as many groups, of two or more")
     chosen, width = fields.integer("topk_group", 1, groups), fields.integer("moe_intermediate_size")
-    shared = fields.integer("n_shared_experts") if fields.get("n_shared_experts") else 0
+    shared = fields.integer("n_shared_experts", 0, least=0)
     defaults: dict[str, Any] = {
         "num_experts": count,
         "num_chosen": fields.integer("num_experts_per_tok", most=chosen * size),
@@ -73,9 +80,7 @@ def sparse_after(fields: ConfigFields, key: str, default: int) -> list[bool]:
     Raises:
         UnsupportedModel: the field is not a number of layers.
     """
-    dense, count = fields.get(key, default), fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
-        raise fields.wrong(key, dense, "it must be a number of layers")
+    dense, count = fields.integer(key, default, least=0), fields.integer("num_hidden_layers", most=MAX_LAYERS)
     return [number >= dense for number in range(count)]
 
 

@@ -9,10 +9,9 @@ from nanoengine.models.model_config import ModelConfig
 ARCHITECTURES = ("SeedOssForCausalLM",)
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     return read_decoder(
         fields,
-        architecture,
         head_dim=128,
         qkv_bias=fields.flag("attention_bias", True),
         o_bias=fields.flag("attention_out_bias"),

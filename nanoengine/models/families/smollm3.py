@@ -11,7 +11,7 @@ from nanoengine.models.rope_config import read_rope
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
 
 
-def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+def read_config(fields: ConfigFields, _architecture: str) -> ModelConfig:
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     rotates = rotated_layers(fields, count)
     is_used, types = fields.flag("use_sliding_window"), layer_types_of(fields)
@@ -20,6 +20,4 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     windows = windows_by_types(types, window)
     rope = read_rope(fields, head_dim_of(fields), 2e6)
     layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=windows[i]) for i in range(count))
-    return read_decoder(
-        fields, architecture, tied=True, layers=layers, **biases_of(fields), mlp_bias=fields.flag("mlp_bias")
-    )
+    return read_decoder(fields, tied=True, layers=layers, **biases_of(fields), mlp_bias=fields.flag("mlp_bias"))

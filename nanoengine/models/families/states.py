@@ -30,7 +30,7 @@ UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 def hybrid_layers(
     fields: ConfigFields, mixer: str, names: Sequence[str], rope: RopeConfig | None, types: Sequence[str] | None = None
-) -> list[LayerConfig]:
+) -> tuple[LayerConfig, ...]:
     """Layers with attention or with a mixer.
 
     Args:
@@ -46,7 +46,7 @@ def hybrid_layers(
     if types is None:
         raise UnsupportedModel(f"layer_types is missing in {fields.where}: it must name the layers with attention")
     with_state, attending = LayerConfig(rope=None, attends=False, mixer=mixer), LayerConfig(rope=rope)
-    return [attending if kind in ("full_attention", "attention") else with_state for kind in types]
+    return tuple(attending if kind in ("full_attention", "attention") else with_state for kind in types)
 
 
 def read_states(fields: ConfigFields, keys: Mapping[str, tuple[str, int]], **facts: Any) -> StateConfig:

@@ -13,9 +13,7 @@ FULL, SLIDING = LAYER_TYPES
 
 def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
     """The field `sliding_window` in tokens; `default` if the file lacks it, None if it is null."""
-    if "sliding_window" not in fields:
-        return default
-    return fields.integer("sliding_window") if fields.get("sliding_window") is not None else None
+    return fields.nullable("sliding_window", default, fields.integer)
 
 
 def layer_types_of(fields: ConfigFields, kinds: Sequence[str] = LAYER_TYPES) -> list[str] | None:
@@ -58,10 +56,8 @@ def windows_of_qwen(fields: ConfigFields, *, alternate: bool = False) -> list[in
     Raises:
         UnsupportedModel: `max_window_layers` is not a number.
     """
-    types, first = layer_types_of(fields), fields.get("max_window_layers", 28)
+    types, first = layer_types_of(fields), fields.integer("max_window_layers", 28, least=0)
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
-    if isinstance(first, bool) or not isinstance(first, int):
-        raise fields.wrong("max_window_layers", first, "it must be a number of layers")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     slides = [i % 2 == 0 and i < first if alternate else i >= first for i in range(count)]
     return windows_by_types(types or [SLIDING if is_sliding else FULL for is_sliding in slides], window)

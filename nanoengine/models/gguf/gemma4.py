@@ -5,7 +5,6 @@ Hugging Face lacks one field: "experts_are_split" says that gate and up of an ex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,10 +13,11 @@ import numpy as np
 from nanoengine.errors import InvalidWeights
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
+from nanoengine.models.gguf.rope import divisors, partial_factor
 from nanoengine.models.gguf.tensor_names import EMBEDDING, ROPE_FACTORS
 
 KINDS = "full_attention", "sliding_attention"
-STILL = 1e30
+STILL = float(np.float32(1e30))
 """The divisor of the frequency of a pair that is not rotated."""
 
 
@@ -35,9 +35,8 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
     fields["hidden_size_per_layer_input"] = config.get("hidden_size_per_layer_input", 0)
     for suffix, field in (("", "global_head_dim"), ("_swa", "head_dim")):
         fields[field] = size = keys.number(f"attention.key_length{suffix}")
-        if (other := keys.number(f"attention.value_length{suffix}", default=size)) != size:
-            raise keys.unsupported(f"attention.value_length{suffix}", other, f"the key_length{suffix}, {size}")
-    heads = keys.each_or_all("attention.head_count_kv", count)
+        keys.expect(f"attention.value_length{suffix}", size, f"the key_length{suffix}, {size}")
+    heads = keys.each("attention.head_count_kv", count)
     of_kind = {kind: [n for n, slide in zip(heads, slides, strict=True) if slide is kind] for kind in (False, True)}
     if any(len(set(counts)) > 1 for counts in of_kind.values()):
         raise keys.unsupported("attention.head_count_kv", heads, "one count for layers with a window, one for others")
@@ -49,7 +48,7 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
         raise keys.unsupported(
             "attention.head_count_kv", heads, "one count, unless layers without a window lack attn_v"
         )
-    widths = keys.each_or_all("feed_forward_length", count)
+    widths = keys.each("feed_forward_length", count)
     fields["intermediate_size"] = width = widths[0]
     fields["use_double_wide_mlp"] = is_wide = widths[-1] == 2 * width
     if widths != [2 * width if is_wide and i >= first_shared else width for i in range(count)]:
@@ -67,20 +66,14 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
     ropes = {}
     for kind, suffix, field in zip(KINDS, ("", "_swa"), ("global_head_dim", "head_dim"), strict=True):
         size = config[field]
-        if (rotated := keys.number(f"rope.dimension_count{suffix}", default=size)) != size:
-            raise keys.unsupported(f"rope.dimension_count{suffix}", rotated, f"the size of a head, {size}")
+        keys.expect(f"rope.dimension_count{suffix}", size, f"the size of a head, {size}")
         theta = keys.number(f"rope.freq_base{suffix}", default=10_000.0 if suffix else 1_000_000.0)
         ropes[kind] = {"rope_type": "default", "rope_theta": float(theta)}
-    if (record := file.tensors.get(ROPE_FACTORS)) is not None:
-        pairs = config["global_head_dim"] // 2
-        divisors = file.data(ROPE_FACTORS).view("<f4") if record.type == "F32" else np.zeros(0)
-        turning = int((divisors == 1.0).sum())
-        turns = np.arange(len(divisors)) < turning
-        if not turning or len(divisors) != pairs or not (divisors == np.where(turns, 1, np.float32(STILL))).all():
-            raise InvalidWeights(
-                f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}"
-            )
-        ratio = turning / pairs  # times the number of pairs, it may round to less than before
-        ratio = ratio if int(2 * pairs * ratio // 2) == turning else math.nextafter(ratio, 1.0)
+    if ROPE_FACTORS in file.tensors:
+        stated = divisors(file, ROPE_FACTORS, config["global_head_dim"])
+        turning = stated.count(1.0)
+        if not turning or stated != [1.0] * turning + [STILL] * (len(stated) - turning):
+            raise InvalidWeights(f"{file.path} has {ROPE_FACTORS} that is not of 1, and then of {STILL:g}")
+        ratio = partial_factor(turning, len(stated))
         ropes[KINDS[0]] |= {"rope_type": "proportional", "partial_rotary_factor": ratio}
     return ropes

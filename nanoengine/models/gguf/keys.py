@@ -107,21 +107,23 @@ class Keys:
             raise self.unsupported(key, value, f"{kind}, equal in all layers")
         return value
 
+    def expect(self, key: str, value: float, supported: str) -> None:
+        """Refuse another number than this one, which is the default."""
+        if (other := self.number(key, default=value)) != value:
+            raise self.unsupported(key, other, supported)
+
     def each(self, key: str, layers: int) -> list[int]:
-        """A count or a flag of each layer.
+        """A count or a flag of each layer; the file may have one for all.
 
         Raises:
             UnsupportedModel: another number of values, or values that are no counts.
         """
         value = self._read(key, None)
         counts = value.tolist() if isinstance(value, np.ndarray) and len(value) == layers else value
+        counts = [counts] * layers if isinstance(counts, int) else counts
         if not isinstance(counts, list) or len(counts) != layers or not all(isinstance(n, int) for n in counts):
             raise self.unsupported(key, value, f"a count of each of {layers} layers")
         return counts
-
-    def each_or_all(self, key: str, layers: int) -> list[int]:
-        """A count of each layer; the file may have one count for all."""
-        return self.each(key, layers) if self.is_list(key) else [self.number(key)] * layers
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._read(key, default)

@@ -43,8 +43,7 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
         raise keys.unsupported("rope.dimension_count", rotated, f"an even number up to the size of a head, {size}")
     rope: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", default=theta))}
     if rotated < size:
-        ratio = rotated / size  # times the size, it may round to less than before
-        rope["partial_rotary_factor"] = ratio if int(size * ratio) == rotated else math.nextafter(ratio, 1.0)
+        rope["partial_rotary_factor"] = partial_factor(rotated, size)
     is_gpt_oss = name == "GptOssForCausalLM"
     kind = keys.text("rope.scaling.type", default="yarn" if is_gpt_oss else "linear")
     unsaid = keys.number("rope.scale_linear", default=0.0)
@@ -56,15 +55,15 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
     if {ROPE_LONG, ROPE_SHORT} <= file.tensors.keys() and ROPE_FACTORS not in file.tensors and factor == 1.0:
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         rope |= {
-            "long_factor": _divisors(file, ROPE_LONG, rotated),
-            "short_factor": _divisors(file, ROPE_SHORT, rotated),
+            "long_factor": divisors(file, ROPE_LONG, rotated),
+            "short_factor": divisors(file, ROPE_SHORT, rotated),
         }
         return rope | ({"attention_factor": attention} if "rope.scaling.attn_factor" in keys else {})
     is_olmo3 = name == "Olmo3ForCausalLM"  # whose files have Hugging Face's factor there
     if attention != 1.0 and not is_olmo3:
         raise keys.unsupported("rope.scaling.attn_factor", attention, "1.0 without long and short factors")
     if ROPE_FACTORS in file.tensors and (factor == 1.0 or kind == "none"):
-        return rope | {"rope_type": "factors", "factors": _divisors(file, ROPE_FACTORS, rotated)}
+        return rope | {"rope_type": "factors", "factors": divisors(file, ROPE_FACTORS, rotated)}
     if any(name in file.tensors for name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)):
         raise keys.unsupported(
             "rope.scaling.factor", factor, "1.0 beside factors of each frequency, and of both lengths"
@@ -88,7 +87,14 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
     return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn_fields
 
 
-def _divisors(file: GGUFFile, name: str, rotated: int) -> list[float]:
+def partial_factor(rotated: int, size: int) -> float:
+    """The part of a head that is rotated; times `size`, the quotient itself may round to less than `rotated`."""
+    ratio = rotated / size
+    return ratio if int(size * ratio) == rotated else math.nextafter(ratio, 1.0)
+
+
+def divisors(file: GGUFFile, name: str, rotated: int) -> list[float]:
+    """The divisor of each frequency in a tensor; InvalidWeights if it has another shape, or numbers that divide none."""
     record = file.tensors[name]
     if (record.type, record.shape) != ("F32", (rotated // 2,)):
         raise InvalidWeights(f"{file.path} has {name} as {record.type} {list(record.shape)}, not F32 [{rotated // 2}]")

@@ -50,7 +50,5 @@ def complete_router(keys: Keys, config: dict[str, Any], file: GGUFFile) -> None:
     config["n_shared_experts"] = rows // width
     if name == "Lfm2MoeForCausalLM":
         config["use_expert_bias"] = any(key.endswith(".exp_probs_b.bias") for key in file.tensors)
-    if name in ("Glm4MoeForCausalLM", "Dots1ForCausalLM"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if name == "Glm4MoeForCausalLM":
         config |= {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors, "partial_rotary_factor": 1.0}

@@ -22,9 +22,6 @@ vocabularies: `tokenizers` then refuses a pair that makes no token.
 BATCH = 1 << 15
 """Characters of the tokens of a batch: some 200 bytes of arrays for each."""
 
-MAX_TABLES, SPARSITY = 8, 4
-"""Hash tables of an index, and slots of a table for each token, at least."""
-
 
 class TokensOfLength:
     """Some tokens of one length, and the hashes of their parts.
@@ -64,34 +61,23 @@ def batches_by_length(tokens: Sequence[str]) -> Iterator[TokensOfLength]:
 
 
 class Index:
-    """Positions of tokens by their hashes: each hash table has the tokens whose slots were occupied in the one before."""
+    """Positions of tokens by their hashes, which are sorted."""
 
     def __init__(self, batches: Sequence[TokensOfLength]):
-        self._hashes = np.empty(sum(len(batch.positions) for batch in batches), np.uint64)
+        hashes = np.empty(sum(len(batch.positions) for batch in batches), np.uint64)
         for batch in batches:
-            self._hashes[batch.positions] = batch.starts[:, -1]
-        self._tables: list[tuple[np.uint64, np.uint64, NDArray[np.int32]]] = []
-        rest = np.arange(len(self._hashes), dtype=np.int32)
-        for multiplier in _powers(BASE, 1 + MAX_TABLES)[1:]:
-            bits = max(8, (SPARSITY * len(rest)).bit_length())
-            table, shift = np.full(1 << bits, -1, np.int32), np.uint64(64 - bits)
-            slots = self._hashes[rest] * multiplier >> shift
-            table[slots] = rest
-            self._tables.append((multiplier, shift, table))
-            rest = rest[table[slots] != rest]
-            if not len(rest):
-                break
+            hashes[batch.positions] = batch.starts[:, -1]
+        self._positions = np.argsort(hashes)
+        self._hashes = hashes[self._positions]
 
     def find(self, wanted: Hashes) -> Numbers:
         """The position of the token of each hash; -1: there is none."""
-        result, rest, hashes = np.full(wanted.size, -1), np.arange(wanted.size), wanted.ravel()
-        for multiplier, shift, table in self._tables:
-            positions = table[hashes * multiplier >> shift]
-            is_equal = self._hashes[positions] == hashes
-            result[rest] = np.where(is_equal, positions, -1)
-            is_open = (positions >= 0) & ~is_equal
-            rest, hashes = rest[is_open], hashes[is_open]
-        return result.reshape(wanted.shape)
+        # In ascending order, for which a binary search takes half of the time.
+        order = np.argsort(wanted, axis=None)
+        slots = np.empty(wanted.size, np.int64)
+        slots[order] = np.searchsorted(self._hashes, wanted.ravel()[order])
+        slots = slots.clip(max=len(self._hashes) - 1)
+        return np.where(self._hashes[slots] == wanted.ravel(), self._positions[slots], -1).reshape(wanted.shape)
 
 
 def _powers(base: int, count: int) -> Hashes:

@@ -1,4 +1,4 @@
-"""GGUFVocabulary: the tokenizer in the metadata of a GGUF file, built for the library `tokenizers`.
+"""GGUFTokenizer: the tokenizer in the metadata of a GGUF file, built for the library `tokenizers`.
 
 Keys are those of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer"). Text is
 split and merged, and gets its special tokens, as in llama.cpp with `parse_special` (src/llama-vocab.cpp).
@@ -7,8 +7,8 @@ split and merged, and gets its special tokens, as in llama.cpp with `parse_speci
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from nanoengine.models.gguf.special_tokens import (
 )
 from nanoengine.models.gguf.values import get, numbers, strings
 from nanoengine.models.panics import raising
+from nanoengine.models.tokenizer import ModelTokenizer, import_transformers
 from nanoengine.ram import return_freed_memory
 
 OF_OLLAMA = {"gptoss": "gpt-4o", "mistral3": "tekken", "lfm2": "lfm2"}
@@ -43,85 +44,78 @@ MAX_CHARS = 8_000_000
 TEMPLATE_NAMES = ("bos", "eos", "unk", "sep", "pad")
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFVocabulary:
-    """The vocabulary of a file: tokenizer, special tokens and chat templates.
+class GGUFTokenizer(ModelTokenizer):
+    """The tokenizer in the metadata of a GGUF file; `fast` is built in a thread, as it takes up to a second.
 
-    Attributes:
-        building: of the tokenizer, in a thread, as it takes up to a second.
-        special_tokens: texts of the special tokens by the names that chat templates use, such as "bos_token".
-        eos_token_id: the end of text.
-        end_token_ids: that one, and all other ends of a turn, in ascending order.
-        chat_templates: by name; "default" is the one without a name.
-        fill_token_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
-    """
+    `fast` raises UnsupportedModel if tokens, scores and merges contradict one another.
 
-    building: Future[Tokenizer]
-    special_tokens: dict[str, str]
-    eos_token_id: int | None
-    end_token_ids: list[int]
-    chat_templates: dict[str, str]
-    fill_token_names: list[str]
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Text to ids and back; encodes with the tokens that the file adds to a prompt.
-
-        Raises:
-            UnsupportedModel: tokens, scores and merges contradict one another.
-        """
-        return self.building.result()
-
-
-def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
-    """The vocabulary in the metadata of a GGUF file.
+    Args:
+        metadata: of the file.
+        chat_template: replaces the templates in the file.
 
     Raises:
         UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
             values that are missing, of a wrong type, or contradict one another.
     """
-    model = get(metadata, "tokenizer.ggml.model", str)
-    if model not in ("gpt2", "llama", "gemma4"):
-        raise UnsupportedModel(
-            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2, llama and gemma4;"
-            " give the model's tokenizer.json with the option tokenizer"
-        )
-    tokens = _tokens(metadata)
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens) and model != "gemma4":  # there, the later of two tokens with one text counts
-        raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
-    ids = {name: special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
-    kind = _pre_tokenizer(metadata) if model == "gpt2" else None
-    if model == "llama":
-        ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
-    types = numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
-    ends = ends_of_turn(vocab, types)
-    types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
-    ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
-    marks = fill_marks(metadata, len(tokens))
-    types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
 
-    def build() -> Tokenizer:
-        if kind is not None:
-            tokenizer = _bpe(metadata, vocab, kind)
-        else:
-            tokenizer = (_sentencepiece if model == "llama" else _lines)(metadata, vocab, ids["unk"])
-        _add_special_tokens(tokenizer, metadata, tokens, types)
-        _add_ends_of_text(tokenizer, metadata, tokens, ids, kind is None or kind.add_bos)
-        return tokenizer
+    def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
+        self.name = "the tokenizer in the GGUF file"
+        model = get(metadata, "tokenizer.ggml.model", str)
+        if model not in ("gpt2", "llama", "gemma4"):
+            raise UnsupportedModel(
+                f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2, llama and gemma4;"
+                " give the model's tokenizer.json with the option tokenizer"
+            )
+        tokens = _tokens(metadata)
+        vocab = {token: i for i, token in enumerate(tokens)}
+        if len(vocab) != len(tokens) and model != "gemma4":  # there, the later of two tokens with one text counts
+            raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
+        ids = {name: special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
+        kind = _pre_tokenizer(metadata) if model == "gpt2" else None
+        if model == "llama":
+            defaults = (("unk", 0), ("bos", 1), ("eos", 2))
+            ids |= {name: i for name, i in defaults if ids[name] is None and i < len(tokens)}
+        types = numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
+        ends, marks = ends_of_turn(vocab, types), fill_marks(metadata, len(tokens))
+        for known in (ends, marks):
+            types[known] = np.where(types[known] == NORMAL, CONTROL, types[known])
+        ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
+        self.eos_token_id, self.eos_token_ids = ids["eos"], sorted(set(ends))
+        self.special_tokens = {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None}
+        self.fill_token_names = [tokens[i] for i in marks]
+        templates = _chat_templates(metadata)
+        self._templates = templates if chat_template is None else {"default": chat_template}
 
-    thread = ThreadPoolExecutor(1)
-    building = thread.submit(build)
-    thread.submit(return_freed_memory)  # of all tokens and merges in lists: several times what the tokenizer holds
-    thread.shutdown(wait=False)
-    return GGUFVocabulary(
-        building,
-        {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
-        ids["eos"],
-        sorted(set(ends)),
-        _chat_templates(metadata),
-        [tokens[i] for i in marks],
-    )
+        def build() -> Tokenizer:
+            if kind is not None:
+                tokenizer = _bpe(metadata, vocab, kind)
+            else:
+                tokenizer = (_sentencepiece if model == "llama" else _lines)(metadata, vocab, ids["unk"])
+            _add_special_tokens(tokenizer, metadata, tokens, types)
+            _add_ends_of_text(tokenizer, metadata, tokens, ids, kind is None or kind.add_bos)
+            return tokenizer
+
+        thread = ThreadPoolExecutor(1)
+        self._building = thread.submit(build)
+        thread.submit(return_freed_memory)  # of all tokens and merges in lists: several times what the tokenizer holds
+        thread.shutdown(wait=False)
+
+    @cached_property
+    def fast(self) -> Tokenizer:  # type: ignore[override]
+        return self._building.result()
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        return self._templates
+
+    @cached_property
+    def hf(self) -> Any:
+        kind, templates = import_transformers(self.name).PreTrainedTokenizerFast, self.chat_templates
+        template = templates.get("default") if len(templates) < 2 else templates
+        return kind(tokenizer_object=self.fast, chat_template=template, **self.special_tokens)
+
+    def _special_tokens(self, template: str) -> Mapping[str, str]:
+        return self.special_tokens
 
 
 # ---- the kinds

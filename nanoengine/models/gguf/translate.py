@@ -12,7 +12,6 @@ from typing import Any
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_LAYERS
-from nanoengine.models.families.common import MAX_HEAD_DIM
 from nanoengine.models.gguf.architectures import (
     ARCHITECTURES,
     COMMON_KEYS,
@@ -59,6 +58,7 @@ SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Olmo2ForCausalLM"), ("attention_bias",)),
     **dict.fromkeys(("Olmo3ForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM"), ("attention_bias",)),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), ("attention_bias",)),
     "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
     "Ernie4_5ForCausalLM": ("use_bias",),
 }
@@ -121,14 +121,14 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config["rope_parameters"] = rope = ropes(file, keys, config)
     if ours.name == "Ministral3ForCausalLM":
         period = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
-        if (other := keys.number("attention.temperature_length", default=period)) != period:
-            raise keys.unsupported("attention.temperature_length", other, f"the original_context_length, {period}")
+        keys.expect("attention.temperature_length", period, f"the original_context_length, {period}")
         rope |= {"llama_4_scaling_beta": keys.number(GROWTH), "original_max_position_embeddings": period}
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
     _check_experts(file, num_experts(config))
-    return config | _special_tokens(file) | _from_tensors(file, ours.name)
+    config["eos_token_id"] = get(file.metadata, "tokenizer.ggml.eos_token_id", int, None)
+    return config | _from_tensors(file, ours.name)
 
 
 def _layer_types(keys: Keys, layers: int) -> dict[str, list[str]]:
@@ -158,10 +158,7 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
     size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
-    if size > MAX_HEAD_DIM:
-        raise keys.unsupported("attention.key_length", size, f"at most {MAX_HEAD_DIM}")
-    if (other := keys.number("attention.value_length", default=size)) != size:
-        raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
+    keys.expect("attention.value_length", size, f"the key_length, {size}")
     is_hybrid = ours.name in HYBRIDS
     shared = keys.number("attention.head_count_kv", default=heads, some_have_none=is_hybrid)
     return {"num_key_value_heads": shared, "head_dim": size}
@@ -185,12 +182,6 @@ def _check_experts(file: GGUFFile, experts: int) -> None:
             raise InvalidWeights(
                 f"{file.path} has {name} of {record.shape[0]} experts, but an expert_count of {experts}"
             )
-
-
-def _special_tokens(file: GGUFFile) -> dict[str, int]:
-    names = "bos_token_id", "eos_token_id"
-    tokens = {name: get(file.metadata, f"tokenizer.ggml.{name}", int, None) for name in names}
-    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _from_tensors(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -13,6 +13,15 @@ from nanoengine.core.layers import Angles, PagedAttention, RMSNorm, apply_rotary
 from nanoengine.core.model_config import DenseConfig
 from nanoengine.kernels.attention import AttentionBackend, WriteInOneGo
 from nanoengine.kernels.operations import Changes, Write
+from nanoengine.models.model_config import ModelConfig
+
+
+def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    """The attention spec of a layer; those of all layers determine the backend before the model is built."""
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    window = config.layer(layer).window
+    has_chunks = config.has_chunks and window is not None
+    return AttentionSpec(scale, window, has_chunks, config.has_sinks, config.attention_soft_cap)
 
 
 class Attention(PagedAttention):

@@ -11,30 +11,23 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.mixer import Mixer, facts_of
 from nanoengine.models.layers.slots import Reordered
 from nanoengine.models.layers.state_partition import ProjectionPart
-from nanoengine.models.model_config import StateConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 class DeltaNet(Mixer):
-    """A convolution of q, k and v, the recurrence, and a norm of each head, gated by z.
-
-    Args:
-        eps: of that norm.
-    """
+    """A convolution of q, k and v, the recurrence, and a norm of each head, gated by z."""
 
     prefix = "linear_attn"
 
-    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        key, value, number = (
-            ProjectionPart("groups", facts.depth),
-            ProjectionPart("heads", facts.width),
-            ProjectionPart("heads"),
-        )
+    def __init__(self, config: ModelConfig, layer: int, factory: Factory):
+        facts, number = facts_of(config), ProjectionPart("heads")
+        key, value = ProjectionPart("groups", facts.depth), ProjectionPart("heads", facts.width)
         projections = ((key, key, value), (value,), (number,), (number,))  # q, k, v; z; b; a
-        super().__init__(state_index, hidden_size, facts, factory, projections, 0, value)
-        heads, self.eps = facts.num_heads, eps
+        super().__init__(config, layer, factory, projections, 0, value)
+        heads = facts.num_heads
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
         self.norm = factory.floats(facts.width)
 
@@ -63,14 +56,9 @@ class DeltaNet(Mixer):
         facts, first = self.facts, sum(self.in_proj.out_features[:2])
         groups, heads = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
         slots = self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        rows = self.in_proj.weight.rows
+        rows, width = self.in_proj.weight.rows, heads * facts.width
         for name, parts, slot, sizes in (
-            (
-                "qkvz",
-                ("qkv", "z"),
-                rows(0, first),
-                (facts.depth, facts.depth, heads * facts.width, heads * facts.width),
-            ),
+            ("qkvz", ("qkv", "z"), rows(0, first), (facts.depth, facts.depth, width, width)),
             ("ba", ("b", "a"), rows(first, 2 * facts.num_heads), (heads, heads)),
         ):
             if name in facts.packed:

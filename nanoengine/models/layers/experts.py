@@ -6,7 +6,6 @@ Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +16,7 @@ from nanoengine.core.layers import Linear, RMSNorm
 from nanoengine.kernels.operations import ExpertBiases, Mixture
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import InterleavedColumns, InterleavedExperts, StackedExperts, dense
-from nanoengine.models.model_config import ExpertsConfig
+from nanoengine.models.model_config import ModelConfig
 
 SQUARED = "relu2"
 """The activation of MLPs without a gate: W2 relu(W1 x)^2 (So et al., "Primer", 2021)."""
@@ -29,14 +28,14 @@ class Experts:
     The router's scores and factors are float32; its logits have the dtype of the model, if probabilities alone choose.
 
     Args:
+        config: with `experts`: their sizes, biases and router.
         factory: makes the weights.
-        hidden_size: width of a token.
-        facts: the sizes, biases and router of the experts.
-        activation: of their gates, one of `kernels/reference/gates.py`.
     """
 
-    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
-        self.kernels, self.facts = factory.kernels, facts
+    def __init__(self, config: ModelConfig, factory: Factory):
+        facts, hidden_size, activation = config.experts, config.hidden_size, config.activation
+        assert facts is not None
+        self.kernels, self.facts, self.names = factory.kernels, facts, config.names
         count, width = facts.num_experts, facts.intermediate_size
         self.is_exact = facts.scores != "softmax" or bool(facts.bias_shape)  # whether logits are float32
         # Adapters round their results, so they must not see this matrix.
@@ -113,34 +112,35 @@ class Experts:
         others = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
         return groups.masked_fill(others[..., None], -torch.inf).flatten(-2)
 
-    def slots(
-        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> dict[str, WeightSlot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        return self.slots_below(f"{prefix}.{self.names.experts}")
+
+    def slots_below(self, prefix: str) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
         With two names, one tensor has the gates and ups of all experts, interleaved or concatenated, and the other the down
-        projections. `gate_up`: names of gate and up of an MLP beside the experts.
+        projections.
         """
+        router, names = self.names.router, self.names.expert_gate_up_down
         # The router is never quantized: it is small, and rounding could change the choice of experts.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
         if self.choice_bias is not None:
             slots[f"{prefix}.{router}.e_score_correction_bias"] = self.choice_bias
         for linear, name in zip(self.latent, ("fc1_latent_proj", "fc2_latent_proj"), strict=False):
             slots |= linear.slots(prefix, name)
-        gate, up, down_weights = self.mixture.weights
+        (gate, up, down), biases = self.mixture.weights, self.mixture.biases
+        paths = [f"{prefix}.experts.{name}" for name in names]
         if self.facts.are_stacked:
-            both, down = (f"{prefix}.experts.{name}" for name in names)
             turned = self.facts.are_transposed
-            stacked = [StackedExperts(*weights, transposed=turned) for weights in ((gate, up), (down_weights,))]
-            return slots | dict(zip((both, down), stacked, strict=True))
+            stacked = [StackedExperts(*weights, transposed=turned) for weights in ((gate, up), (down,))]
+            return slots | dict(zip(paths, stacked, strict=True))
         if len(names) == 2 and gate is not up:
-            both, down = (f"{prefix}.experts.{name}" for name in names)
-            slots |= {both: InterleavedExperts(gate, up), down: InterleavedExperts(down_weights)}
-            if (biases := self.mixture.biases) is not None:
-                slots |= {f"{both}_bias": InterleavedColumns(biases[:2]), f"{down}_bias": biases.down}
+            slots |= {paths[0]: InterleavedExperts(gate, up), paths[1]: InterleavedExperts(down)}
+            if biases is not None:
+                slots |= {f"{paths[0]}_bias": InterleavedColumns(biases[:2]), f"{paths[1]}_bias": biases.down}
             return slots
-        if (biases := self.mixture.biases) is not None:
-            slots |= {f"{prefix}.experts.{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
+        if biases is not None:
+            slots |= {f"{path}_bias": bias for path, bias in zip(paths, biases, strict=True)}
         for name, weights in zip(names, self.mixture.weights[-len(names) :], strict=True):
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
@@ -150,9 +150,10 @@ class Experts:
 class ExpertsAndShared(Experts):
     """Experts beside an MLP of all tokens, whose output may have a gate (Qwen2-MoE)."""
 
-    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
-        super().__init__(factory, hidden_size, facts, activation)
-        self.is_squared = activation == SQUARED
+    def __init__(self, config: ModelConfig, factory: Factory):
+        super().__init__(config, factory)
+        facts, hidden_size = self.facts, config.hidden_size
+        self.is_squared = config.activation == SQUARED
         self.gate_up_proj = Linear(factory, hidden_size, *(facts.shared_size,) * (1 if self.is_squared else 2))
         self.down_proj = Linear(factory, facts.shared_size, hidden_size)
         self.shared_gate = Linear(factory, hidden_size, 1) if facts.shared_is_gated else None
@@ -168,10 +169,8 @@ class ExpertsAndShared(Experts):
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
         return routed + shared, residual
 
-    def slots(
-        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> dict[str, WeightSlot]:
-        slots = super().slots(prefix, router, names)
-        slots |= self.gate_up_proj.slots(f"{prefix}.shared_expert", *gate_up)
+    def slots_below(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = super().slots_below(prefix)
+        slots |= self.gate_up_proj.slots(f"{prefix}.shared_expert", *self.names.gate_up)
         slots |= self.down_proj.slots(f"{prefix}.shared_expert", "down_proj")
         return slots if self.shared_gate is None else slots | self.shared_gate.slots(prefix, "shared_expert_gate")

@@ -19,14 +19,10 @@ class ExpertsBesideMLP:
 
     def __init__(self, config: ModelConfig, mlp: DenseMLP, factory: Factory):
         assert config.experts is not None
-        names = config.names
-        self.mlp, self.names, self.size = mlp, names, config.hidden_size
-
-        def norm() -> OffsetNorm:
-            return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
-
-        self.after_mlp, self.before_experts, self.after_experts, self.before_router = (norm() for _ in range(4))
-        self.experts = Experts(factory, config.hidden_size, config.experts, config.activation)
+        self.mlp, self.size = mlp, config.hidden_size
+        norms = (OffsetNorm(factory, config) for _ in range(4))
+        self.after_mlp, self.before_experts, self.after_experts, self.before_router = norms
+        self.experts = Experts(config, factory)
         self.scales = factory.floats(config.experts.num_experts)  # of the factors of each
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -38,12 +34,9 @@ class ExpertsBesideMLP:
         return self.after_mlp(dense) + self.after_experts(routed), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        norms = {"post_feedforward_layernorm_1": self.after_mlp}
-        norms |= {
-            "pre_feedforward_layernorm_2": self.before_experts,
-            "post_feedforward_layernorm_2": self.after_experts,
-        }
-        slots = self.mlp.slots(prefix) | {f"{prefix}.{name}.weight": norm.slot() for name, norm in norms.items()}
-        slots |= self.experts.slots(prefix, self.names.router, self.names.expert_gate_up_down)
+        norms = self.after_mlp, self.before_experts, self.after_experts
+        names = "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"
+        named = {f"{prefix}.{name}.weight": norm.slot() for name, norm in zip(names, norms, strict=True)}
+        slots = self.mlp.slots(prefix) | named | self.experts.slots_below(prefix)
         of_router = Changed(self.before_router.weight, lambda scale: scale.float() * self.size**-0.5)
         return slots | {f"{prefix}.router.scale": of_router, f"{prefix}.router.per_expert_scale": self.scales}

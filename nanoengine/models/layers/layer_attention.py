@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionMetadata, KVLayer
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm, apply_rotary
 from nanoengine.core.qwen3 import DenseAttention
 from nanoengine.kernels.attention import AttentionBackend
-from nanoengine.models.layers.attention import Attention
+from nanoengine.models.layers.attention import Attention, attention_spec
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
 from nanoengine.models.layers.slots import Unused
@@ -22,22 +22,20 @@ class LayerAttention(DenseAttention):
 
     prefix = "self_attn"
 
-    def __init__(
-        self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
-    ):
-        facts = config.layer(layer)
+    def __init__(self, config: ModelConfig, layer: int, factory: Factory, backend: AttentionBackend):
+        facts, spec = config.layer(layer), attention_spec(config, layer)
         size, kv_heads = facts.head_dim or config.head_dim, facts.num_kv_heads or config.num_kv_heads
         q_size, kv_size = config.num_heads * size, kv_heads * size
         count = 1 if facts.kv_layer is not None else 2 if facts.v_is_k else 3
         self.qkv_names = ("q_proj", "k_proj", "v_proj")[:count]
         self.qkv_proj = Linear(factory, config.hidden_size, *(q_size, kv_size, kv_size)[:count], bias=config.qkv_bias)
         self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
-        eps = config.rms_norm_eps
-        self.norms = tuple(OffsetNorm(factory, size, eps, config.norm_offset) for _ in range(min(count, 2)))
+        self.norms = tuple(OffsetNorm(factory, config, size) for _ in range(min(count, 2)))
         if facts.kv_layer is None:
-            v_norm = OffsetNorm(factory, size, eps, 0.0)
-            v_norm.weight.fill_(1.0)
-            self.attention: Attention = NormedAttention(layer, config, spec, backend, *self.norms, v_norm=v_norm)
+            normed = NormedAttention(layer, config, spec, backend, *self.norms)
+            normed.v_norm, normed.v_is_k = OffsetNorm(factory, config, size), facts.v_is_k
+            normed.v_norm.weight.fill_(1.0)
+            self.attention: Attention = normed
         else:
             self.attention = QueryAttention(facts.kv_layer, config, spec, backend, *self.norms)
         self.attention.head_dim, self.attention.num_kv_heads = size, kv_heads
@@ -68,17 +66,8 @@ class SizedAttention(Attention):
 class NormedAttention(SizedAttention):
     """Attention with a norm of V; without a projection of V, V is the output of `k_proj`."""
 
-    def __init__(
-        self,
-        layer: int,
-        config: ModelConfig,
-        spec: AttentionSpec,
-        backend: AttentionBackend,
-        *norms: RMSNorm,
-        v_norm: RMSNorm,
-    ):
-        super().__init__(layer, config, spec, backend, *norms)
-        self.v_norm, self.v_is_k = v_norm, config.layer(layer).v_is_k
+    v_norm: RMSNorm
+    v_is_k: bool
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         last = qkv[:, -self.num_kv_heads * self.head_dim :]

@@ -10,29 +10,22 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.mixer import Mixer, facts_of
 from nanoengine.models.layers.state_partition import ProjectionPart
-from nanoengine.models.model_config import StateConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 class Mamba2(Mixer):
-    """A convolution of x, B and C, the recurrence, and a gated norm of each group of heads, or a gate alone.
-
-    Args:
-        eps: of that norm.
-    """
+    """A convolution of x, B and C, the recurrence, and a gated norm of each group of heads, or a gate alone."""
 
     prefix = "mamba"
 
-    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        inner, shared, number = (
-            ProjectionPart("heads", facts.width),
-            ProjectionPart("groups", facts.depth),
-            ProjectionPart("heads"),
-        )
-        projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
-        super().__init__(state_index, hidden_size, facts, factory, projections, 1, inner)
-        self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
+    def __init__(self, config: ModelConfig, layer: int, factory: Factory):
+        facts = facts_of(config)
+        inner, shared = ProjectionPart("heads", facts.width), ProjectionPart("groups", facts.depth)
+        projections = ((inner,), (inner, shared, shared), (ProjectionPart("heads"),))  # gate; x, B, C; dt
+        super().__init__(config, layer, factory, projections, 1, inner)
+        heads, size = facts.num_heads, facts.num_heads * facts.width
         self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
         self.skip, self.norm = factory.floats(heads), factory.floats(size if facts.has_norm else 0)
@@ -57,9 +50,8 @@ class Mamba2(Mixer):
         if self.partition.has_whole_groups:
             out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, **how)
             return self.partition.gather(out, self.mixed)
-        out, gate = (
-            self.partition.gather(part, self.mixed) for part in (out, gate)
-        )  # the norm needs the heads of all ranks of a group
+        # The norm needs the heads of all ranks of a group.
+        out, gate = (self.partition.gather(part, self.mixed) for part in (out, gate))
         return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, **how)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:

@@ -18,7 +18,7 @@ from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
 from nanoengine.models.layers.slots import taps_first
 from nanoengine.models.layers.state_partition import ProjectionPart
-from nanoengine.models.model_config import StateConfig
+from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
 @dataclass(kw_only=True)
@@ -26,9 +26,8 @@ class StateMetadata(AttentionMetadata):
     """Metadata of a step that stores states at other tokens than the last of each run."""
 
     stores: Stores
-    projections: dict[
-        int, Tensor
-    ]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
+    # Index of a mixer in the KV cache -> projections of draft tokens, until these are verified.
+    projections: dict[int, Tensor]
     keeps_projections: bool  # whether to store projections in `projections`
 
 
@@ -38,7 +37,7 @@ class Mixer(ABC):
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
 
     Args:
-        state_index: index of its states in the KV cache.
+        layer: its number. The states of all layers follow their K/V in the KV cache.
         projections: the outputs of `in_proj`, each as its parts in order.
         convolved: index of the projection that the convolution reads.
         mixed: the input of `out_proj`.
@@ -49,15 +48,16 @@ class Mixer(ABC):
 
     def __init__(
         self,
-        state_index: int,
-        hidden_size: int,
-        facts: StateConfig,
+        config: ModelConfig,
+        layer: int,
         factory: Factory,
         projections: Sequence[Sequence[ProjectionPart]],
         convolved: int,
         mixed: ProjectionPart,
     ):
-        self.state_index, self.facts, self.kernels = state_index, facts, factory.kernels
+        facts, hidden_size = facts_of(config), config.hidden_size
+        self.state_index, self.facts, self.kernels = config.num_layers + layer, facts, factory.kernels
+        self.eps = config.rms_norm_eps
         self.partition = partition = factory.partition(facts)
         self.convolved, self.mixed = projections[convolved], mixed
         self.widths = [_width(partition.rows(*parts)) for parts in projections]  # of this rank
@@ -104,6 +104,12 @@ class Mixer(ABC):
     def conv_slots(self, prefix: str) -> dict[str, WeightSlot]:
         bias = {} if self.bias is None else {f"{prefix}.bias": self.bias}
         return {f"{prefix}.weight": taps_first(self.weight), **bias}
+
+
+def facts_of(config: ModelConfig) -> StateConfig:
+    """The sizes of the states of a model that has some."""
+    assert config.states is not None
+    return config.states
 
 
 def _width(rows: Sequence[range]) -> int:

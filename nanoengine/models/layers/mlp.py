@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import RMSNorm
 from nanoengine.core.qwen3 import DenseMLP
 from nanoengine.models.layers.experts import SQUARED, Experts, ExpertsAndShared
@@ -35,29 +34,12 @@ class MLP(DenseMLP):
         return down(self.kernels.gate(both, self.activation)), residual
 
 
-class SparseMLP(DenseMLP):
-    """A mixture of experts with the calls of an MLP."""
-
-    def __init__(self, config: ModelConfig, factory: Factory):
-        assert config.experts is not None
-        self.names = config.names
-        kind = ExpertsAndShared if config.experts.shared_size else Experts
-        self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
-
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.experts(norm, hidden, residual)
-
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        names = self.names
-        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
-
-
 def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
     """The part after attention of layer `layer`."""
-    facts = config.layer(layer)
-    is_beside = config.experts is not None and config.experts.beside_mlp
-    if facts.has_experts and not is_beside:
-        return SparseMLP(config, factory)
+    facts, experts = config.layer(layer), config.experts
+    is_beside = experts is not None and experts.beside_mlp
+    if experts is not None and facts.has_experts and not is_beside:
+        return (ExpertsAndShared if experts.shared_size else Experts)(config, factory)
     dense = SquaredMLP if config.activation == SQUARED else MLP
     mlp = dense(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
     return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp

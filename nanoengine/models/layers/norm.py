@@ -11,16 +11,21 @@ from nanoengine.core.layers import Linear, RMSNorm
 from nanoengine.kernels.operations import Kernels, Norm
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import shifted
+from nanoengine.models.model_config import ModelConfig
 
 
 class OffsetNorm(RMSNorm):
-    """RMSNorm whose weights are `offset` more than those of the checkpoint."""
+    """RMSNorm whose weights are `norm_offset` more than those of the checkpoint.
+
+    Args:
+        size: of the normed vectors. None: the hidden size.
+    """
 
     kernels: Kernels
 
-    def __init__(self, factory: Factory, size: int, eps: float, offset: float):
-        super().__init__(factory, size, eps)
-        self.offset = offset
+    def __init__(self, factory: Factory, config: ModelConfig, size: int | None = None):
+        super().__init__(factory, config.hidden_size if size is None else size, config.rms_norm_eps)
+        self.offset = config.norm_offset
 
     def slot(self) -> WeightSlot:
         return self.weight if self.offset == 0.0 else shifted(self.weight, self.offset)
@@ -41,7 +46,7 @@ class NoNorm(OffsetNorm):
     """The norm of a part without one: it adds the residual only."""
 
     def __init__(self, factory: Factory):
-        super().__init__(factory, 0, 0.0, 0.0)
+        RMSNorm.__init__(self, factory, 0, 0.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x

@@ -28,8 +28,8 @@ class PerLayerInputs:
             factory.weight(width, config.vocab_size),
             Linear(factory, config.hidden_size, width),
         )
-        # The norm cancels the factor of the projection, except in its epsilon.
-        self.norm = OffsetNorm(factory, self.size, config.rms_norm_eps * config.hidden_size, config.norm_offset)
+        self.norm = OffsetNorm(factory, config, self.size)
+        self.norm.eps *= config.hidden_size  # the norm cancels the factor of the projection, except in its epsilon
 
     def __call__(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
         """[num_tokens] ids and their scaled embeddings [num_tokens, hidden_size] -> [num_tokens, num_layers, size]."""
@@ -50,7 +50,7 @@ class LayerEnd:
         self.scale = factory.floats()
         if size := config.per_layer_size:
             self.gate, self.up = Linear(factory, config.hidden_size, size), Linear(factory, size, config.hidden_size)
-            self.norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
+            self.norm = OffsetNorm(factory, config)
 
     def __call__(self, hidden: Tensor, residual: Tensor, per_layer: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.gate is not None:

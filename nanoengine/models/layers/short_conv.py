@@ -10,7 +10,7 @@ from nanoengine.kernels.recurrences import StateRuns
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.state_partition import ProjectionPart
-from nanoengine.models.model_config import StateConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 class ShortConv(Mixer):
@@ -18,9 +18,9 @@ class ShortConv(Mixer):
 
     prefix = "conv"
 
-    def __init__(self, state_index: int, hidden_size: int, facts: StateConfig, factory: Factory):
+    def __init__(self, config: ModelConfig, layer: int, factory: Factory):
         each = ProjectionPart("channels")
-        super().__init__(state_index, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
+        super().__init__(config, layer, factory, ((each,), (each,), (each,)), 2, each)
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         before, after, x = projected.chunk(3, dim=-1)

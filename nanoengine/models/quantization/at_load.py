@@ -60,24 +60,24 @@ def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callab
 
 
 def _int8(values: Tensor) -> Grouped:
-    numbers = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
-    scales = torch.empty(len(values), 1, dtype=torch.float32, device=values.device)
-    for rows in _pieces(values):
-        part = _finite(values[rows], "int8")
-        scales[rows] = part.abs().amax(1, keepdim=True) / 127
-        numbers[rows] = (part * _inverse(scales[rows])).round_().add_(128)
-    return Grouped(numbers, scales, None, 8)
+    return Grouped(*_scaled(values, "int8", 127, torch.uint8, lambda scaled: scaled.round_().add_(128)), None, 8)
 
 
 def _fp8(values: Tensor) -> Float8:
-    numbers = torch.empty(values.shape, dtype=torch.float8_e4m3fn, device=values.device)
+    return Float8(*_scaled(values, "fp8", LARGEST_FLOAT8, torch.float8_e4m3fn, lambda scaled: scaled))
+
+
+def _scaled(
+    values: Tensor, name: str, largest: float, dtype: torch.dtype, rounded: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Numbers from -`largest` to `largest`, rounded to `dtype`, and a scale [outputs, 1] for each output."""
+    numbers = torch.empty(values.shape, dtype=dtype, device=values.device)
     scales = torch.empty(len(values), 1, dtype=torch.float32, device=values.device)
     for rows in _pieces(values):
-        part = _finite(values[rows], "fp8")
-        scales[rows] = part.abs().amax(1, keepdim=True) / LARGEST_FLOAT8
-        scaled = (part * _inverse(scales[rows])).clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8)
-        numbers[rows] = scaled.to(torch.float8_e4m3fn)
-    return Float8(numbers, scales)
+        part = _finite(values[rows], name)
+        scales[rows] = part.abs().amax(1, keepdim=True) / largest
+        numbers[rows] = rounded((part * _inverse(scales[rows])).clamp_(-largest, largest)).to(dtype)
+    return numbers, scales
 
 
 def _int4(values: Tensor, group: int) -> Grouped:

@@ -47,7 +47,7 @@ class FourBitFloats(Layout):
 
     body = "weight_packed"
     suffixes: tuple[str, ...] = ("weight_scale", "weight_global_scale", "input_global_scale")
-    factor = "weight_global_scale"
+    factor, divides = "weight_global_scale", True
 
     def __init__(self, scheme: Scheme):
         super().__init__(scheme)
@@ -67,12 +67,8 @@ class FourBitFloats(Layout):
         scales = tensors["weight_scale"].view(torch.uint8)
         if bool((scales >= 0x7F).any()):
             raise InvalidWeights("weight_scale has numbers below zero or NaN: of NVFP4, it must be from 0 to 448")
-        numbers = unpack(tensors[self.body], 4)
-        return NVFP4(numbers, scales, expand_rows(self.multiplied(tensors[self.factor]), len(numbers)))
-
-    def multiplied(self, factor: Tensor) -> Tensor:
-        """The factor of the scales."""
-        return 1 / factor
+        numbers, factor = unpack(tensors[self.body], 4), tensors[self.factor]
+        return NVFP4(numbers, scales, expand_rows(1 / factor if self.divides else factor, len(numbers)))
 
 
 class FourBitFloatsOfModelOpt(FourBitFloats):
@@ -80,7 +76,4 @@ class FourBitFloatsOfModelOpt(FourBitFloats):
 
     body = "weight"
     suffixes = ("weight_scale", "weight_scale_2", "input_scale")
-    factor = "weight_scale_2"
-
-    def multiplied(self, factor: Tensor) -> Tensor:
-        return factor
+    factor, divides = "weight_scale_2", False

@@ -43,7 +43,7 @@ class Layout(ABC):
     suffixes: tuple[str, ...]
     """Suffixes of the other tensors."""
 
-    early: Set[str] = frozenset(("g_idx", "weight_g_idx", "weight_shape"))
+    early: Set[str] = frozenset(("g_idx", "weight_g_idx"))
     """Suffixes of small tensors that are checked before loading."""
 
     def __init__(self, scheme: Scheme):
@@ -55,19 +55,15 @@ class Layout(ABC):
         """Check the small tensors of a layer.
 
         Raises:
-            InvalidWeights: an order of inputs that is not computed, or a contradiction to the config.
+            InvalidWeights: an order of inputs that is not computed.
         """
         group = self.scheme.group or shape[1]
-        for suffix, tensor in early.items():
-            in_order = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
-            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), in_order):
+        in_order = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
+        for suffix, order in early.items():
+            if suffix.endswith("g_idx") and not torch.equal(order.long(), in_order):
                 raise InvalidWeights(
                     f"{suffix} of {name} groups inputs in another order (desc_act true, or actorder 'group'): only {group} "
                     "neighbours in each are computed; use a checkpoint that was quantized without"
-                )
-            if suffix == "weight_shape" and tensor.tolist() != list(shape):
-                raise InvalidWeights(
-                    f"{suffix} of {name} is {tensor.tolist()}, but its words hold {list(shape)} numbers"
                 )
 
     def shape(self, body: Sequence[int]) -> tuple[int, int]:

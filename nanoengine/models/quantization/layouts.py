@@ -106,7 +106,6 @@ class Packed(Layout):
         parts = {
             "weight_packed": Part({"I32": ((outputs, inputs // self.per_word),)}),
             "weight_scale": Part(dict.fromkeys(SCALES, scale_shapes(outputs, groups))),
-            "weight_shape": Part(dict.fromkeys(INDICES, ((2,),)), needed=False),
             "weight_g_idx": Part(dict.fromkeys(INDICES, ((inputs,),)), needed=False),
         }
         if not self.scheme.symmetric:

@@ -36,7 +36,6 @@ class Layer:
     layout: Layout
     shape: tuple[int, int]
     headers: dict[str, TensorHeader]
-    file: str
 
 
 class PackedFolder(SafetensorsFolder):
@@ -68,10 +67,9 @@ class PackedFolder(SafetensorsFolder):
                 if isinstance(entry, Layer):
                     early = {name: read(entry.headers[name]) for name in entry.layout.early & entry.headers.keys()}
                     entry.layout.check(f"{entry.prefix} in {self.location}", entry.shape, early)
-                    headers = entry.headers.values()
+                    headers, file = entry.headers.values(), entry.headers[entry.layout.body].file
                     stored = sum(map(_stored_bytes, headers)) if entry.layout.stays_packed else None
-                    shape = list(entry.shape)
-                    yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
+                    yield TensorHeader(f"{entry.prefix}.weight", "F32", list(entry.shape), file, stored)
                     layers.add(entry.prefix)
                 else:
                     prefix, _, suffix = entry.name.rpartition(".")
@@ -186,7 +184,7 @@ class PackedFolder(SafetensorsFolder):
                 why = f"beside {body.name} {body.shape}, and by the quantization_config, it must be {allowed}"
                 raise InvalidWeights(f"{header.name} in {self.location} is {header.dtype} {header.shape}: {why}")
             headers[suffix] = header
-        return Layer(prefix, layout, shape, headers, body.file)
+        return Layer(prefix, layout, shape, headers)
 
 
 def _stored_bytes(header: TensorHeader) -> int:

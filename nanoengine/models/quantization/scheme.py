@@ -49,7 +49,7 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
         return None
     fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
     if "quant_algo" in fields:  # the only key of old ModelOpt
-        fields.default("quant_method", "modelopt")
+        fields.default(quant_method="modelopt")
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         why = "MLX's packing is not read; " if method is None and "bits" in fields else ""
@@ -124,7 +124,7 @@ def _auto_round(fields: ConfigFields) -> Scheme:
     if packing == "auto_round:auto_gptq":
         return _gptq(fields)
     fields.expect("data_type", "int")
-    fields.default("zero_point", not fields.flag("sym", True))
+    fields.default(zero_point=not fields.flag("sym", True))
     return _awq(fields)
 
 

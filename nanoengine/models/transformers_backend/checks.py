@@ -11,7 +11,7 @@ from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.transformers_backend.halves import Halves
-from nanoengine.models.transformers_backend.interface import AttentionCall, AttentionInterface
+from nanoengine.models.transformers_backend.interface import AttentionCall
 from nanoengine.models.transformers_backend.probe import attention_calls
 
 TEXT_LENGTH = 40
@@ -23,41 +23,40 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
     """[count] int64, the same every time."""
-    generator = torch.Generator("cpu").manual_seed(count)
-    return torch.randint(0, min(vocab_size, 2**15), (count,), generator=generator, dtype=torch.int64, device="cpu").to(
-        device
-    )
+    generator, most = torch.Generator("cpu").manual_seed(count), min(vocab_size, 2**15)
+    return torch.randint(0, most, (count,), generator=generator, dtype=torch.int64, device="cpu").to(device)
 
 
-def count_positions(halves: Halves, attention: AttentionInterface, ids: Tensor) -> None:
+def first_positions(ids: Tensor) -> Tensor:
+    """[num_tokens] int64: the positions of a text from its beginning."""
+    return torch.arange(len(ids), dtype=torch.int64, device=ids.device)
+
+
+def count_positions(halves: Halves, ids: Tensor) -> None:
     """Set `halves.first_position` to the position of a first token when the model counts positions itself.
 
     Raises:
         UnsupportedModel: the model counts positions in another way.
     """
-    _, wanted = attention_calls(halves, attention, ids, None)
+    _, wanted = attention_calls(halves, ids, None)
     for halves.first_position in range(3):
-        _, hidden = attention_calls(
-            halves, attention, ids, torch.arange(len(ids), dtype=torch.int64, device=ids.device)
-        )
+        _, hidden = attention_calls(halves, ids, first_positions(ids))
         if _distance(hidden, wanted) < TOLERANCES[hidden.dtype]:
             return
     raise UnsupportedModel(f"{halves.name} does not count positions one by one, as it has to")
 
 
-def check_tokens_alone(
-    halves: Halves, attention: AttentionInterface, ids: Tensor, positions: Tensor, probed: list[AttentionCall]
-) -> None:
+def check_tokens_alone(halves: Halves, ids: Tensor, positions: Tensor, probed: list[AttentionCall]) -> None:
     """Check that a token has the same hidden state beside others and alone, if each attends to itself only.
 
     Raises:
         UnsupportedModel: the model mixes tokens outside of attention, or its calls of attention differ from the probe.
     """
-    calls, batched = attention_calls(halves, attention, ids, positions)
+    calls, batched = attention_calls(halves, ids, positions)
     if calls != probed:
         raise UnsupportedModel(f"{halves.name} calls attention otherwise with its weights than without")
     pairs = zip(ids.split(1), positions.split(1), strict=True)
-    alone = torch.cat([attention_calls(halves, attention, *pair)[1] for pair in pairs])
+    alone = torch.cat([attention_calls(halves, *pair)[1] for pair in pairs])
     if not (distance := _distance(alone, batched)) < TOLERANCES[batched.dtype]:
         raise UnsupportedModel(
             f"{halves.name} mixes tokens outside of its attention, as recurrent states and convolutions do: a token beside "
@@ -69,7 +68,7 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def logits_by_transformers(halves: Halves, attention: AttentionInterface, ids: Tensor, rounding: float = 0.0) -> Tensor:
+def logits_by_transformers(halves: Halves, ids: Tensor, rounding: float = 0.0) -> Tensor:
     """Log probabilities of a text with transformers' attention: [num_tokens, vocab_size] float32.
 
     Args:
@@ -79,13 +78,12 @@ def logits_by_transformers(halves: Halves, attention: AttentionInterface, ids: T
 
     def rounded(*called: Any) -> Tensor:
         output: Tensor = called[-1]
-        return output * (
-            1 + rounding * torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu").to(output)
-        )
+        noise = torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu")
+        return output * (1 + rounding * noise.to(output))
 
-    attention.use("eager")
+    halves.attention.use("eager")
     hook = halves.model.get_input_embeddings().register_forward_hook(rounded)
-    logits = halves.head(halves.layers(ids, torch.arange(len(ids), dtype=torch.int64, device=ids.device)))
+    logits = halves.head(halves.layers(ids, first_positions(ids)))
     hook.remove()
     return logits.float().log_softmax(-1)
 

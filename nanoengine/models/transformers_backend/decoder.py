@@ -25,12 +25,13 @@ from nanoengine.models.transformers_backend.checks import (
     check_tokens_alone,
     count_positions,
     drawn_ids,
+    first_positions,
     logits_by_transformers,
     one_prompt,
 )
 from nanoengine.models.transformers_backend.fusion import RotaryTables, fuse_rotations, fused_attention, fused_mlp
 from nanoengine.models.transformers_backend.halves import Halves
-from nanoengine.models.transformers_backend.interface import STEP, AttentionCall, AttentionInterface, values_alone
+from nanoengine.models.transformers_backend.interface import STEP, AttentionCall, values_alone
 from nanoengine.models.transformers_backend.module_calls import recorded
 from nanoengine.models.transformers_backend.modules import LinearGroup
 from nanoengine.models.transformers_backend.probe import attention_calls
@@ -65,17 +66,18 @@ class TransformersDecoder:
     ):
         self.config, self.backend, self.factory, self.calls, self.groups = config, backend, factory, list(calls), groups
         self.kernels, self.matrices, self.model = factory.kernels, factory.matrices, model
-        self.specs = [call.spec(config.layer(number).window) for number, call in enumerate(calls)]
-        self.attention, self.halves = AttentionInterface(model), Halves(model)
+        self.specs = [call.spec_with(config.layer(number).window) for number, call in enumerate(calls)]
+        self.halves = Halves(model)
+        self.attention = self.halves.attention
         self.rotations: list[RotaryTables] = []
         with torch.no_grad():
             positions = torch.tensor([7, 0, 3, 4, 9], dtype=torch.int64, device=factory.device)
             ids = drawn_ids(len(positions), config.vocab_size, factory.device)
-            count_positions(self.halves, self.attention, ids)
-            check_tokens_alone(self.halves, self.attention, ids, positions, self.calls)
+            count_positions(self.halves, ids)
+            check_tokens_alone(self.halves, ids, positions, self.calls)
             text = drawn_ids(TEXT_LENGTH, config.vocab_size, factory.device)
-            theirs = logits_by_transformers(self.halves, self.attention, text)
-            rounded = logits_by_transformers(self.halves, self.attention, text, torch.finfo(factory.dtype).eps)
+            theirs = logits_by_transformers(self.halves, text)
+            rounded = logits_by_transformers(self.halves, text, torch.finfo(factory.dtype).eps)
             self._fuse(ids, positions)
             self.prepare(TEXT_LENGTH)
             self._compare(text, theirs, float((rounded - theirs).abs().max()))
@@ -83,7 +85,7 @@ class TransformersDecoder:
 
     def _fuse(self, ids: Tensor, positions: Tensor) -> None:
         with recorded(self.model) as calls:
-            attention_calls(self.halves, self.attention, ids, positions)
+            attention_calls(self.halves, ids, positions)
         self.rotations = fuse_rotations(calls, positions + self.halves.first_position)
         heads: list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]] = []
 
@@ -120,7 +122,7 @@ class TransformersDecoder:
         """Whether the heads of a call have the sizes of the KV cache, and there are no sinks."""
         call, config = self.calls[number], self.config
         sizes = call.num_kv_heads, call.key_dim, call.value_dim
-        return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.sinks
+        return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.spec.sinks
 
     def _compare(self, text: Tensor, theirs: Tensor, noise: float) -> None:
         """Compare log probabilities of a text with those of transformers' attention on the same weights, with unquantized K/V.
@@ -134,15 +136,14 @@ class TransformersDecoder:
         cache = KVCache(num_blocks, [list(range(len(self.calls)))], shape, self.factory.dtype, self.factory.device)
         metadata = one_prompt(len(text), len(self.calls), cache, self.backend.block_size)
         self.attention.use(STEP)
-        hidden = self.forward(text, torch.arange(len(text), dtype=torch.int64, device=text.device), metadata)
+        hidden = self.forward(text, first_positions(text), metadata)
         self.backend.quantized = is_quantized
         distance = float((self.compute_logits(hidden).log_softmax(-1) - theirs).abs().max())
-        logger.debug(
-            "%s: off by %.2g from transformers' log probabilities (noise %.2g)", self.halves.name, distance, noise
-        )
+        name = self.halves.name
+        logger.debug("%s: off by %.2g from transformers' log probabilities (noise %.2g)", name, distance, noise)
         if not distance < (allowed := max(TOLERANCES[self.factory.dtype], 4 * noise)):
             raise UnsupportedModel(
-                f"{self.halves.name}: log probabilities of {len(text)} tokens are off by {distance:.2g} from those by "
+                f"{name}: log probabilities of {len(text)} tokens are off by {distance:.2g} from those by "
                 f"transformers' own attention, and at most {allowed:.2g} is noise"
             )
 

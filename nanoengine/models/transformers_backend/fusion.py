@@ -7,6 +7,7 @@ engine reproduce the output, they replace the `forward` of the module.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,9 +48,8 @@ class RotaryTables:
         for key, call in self.calls.items():
             parts = []
             for start in range(0, length, POSITIONS_AT_ONCE):
-                positions = torch.arange(
-                    start, min(start + POSITIONS_AT_ONCE, length) + 1, dtype=torch.int64, device="cpu"
-                )
+                end = min(start + POSITIONS_AT_ONCE, length)
+                positions = torch.arange(start, end + 1, dtype=torch.int64, device="cpu")
                 positions[-1] = length - 1
                 parts.append(self._compute(call, positions)[:-1])
             self.tables[key] = torch.cat(parts)
@@ -96,19 +96,15 @@ def fuse_rotations(calls: Sequence[ModuleCall], positions: Tensor) -> list[Rotar
     return list(rotations.values())
 
 
+@dataclass(frozen=True, slots=True)
 class FusedAttention:
     """The projections to q, k and v, RoPE, attention and the output projection; replaces the `forward` of a module."""
 
-    def __init__(
-        self,
-        inputs: LinearGroup,
-        outputs: LinearGroup,
-        paged: PagedAttention,
-        attention: AttentionInterface,
-        *,
-        rotates: bool,
-    ):
-        self.inputs, self.outputs, self.paged, self.attention, self.rotates = inputs, outputs, paged, attention, rotates
+    inputs: LinearGroup
+    outputs: LinearGroup
+    paged: PagedAttention
+    attention: AttentionInterface
+    rotates: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         inputs = [*args, *kwargs.values()]
@@ -157,11 +153,13 @@ def fused_attention(
     return None
 
 
+@dataclass(frozen=True, slots=True)
 class FusedMLP:
     """down(activation(gate, up)); replaces the `forward` of a module."""
 
-    def __init__(self, gate_up: LinearGroup, down: LinearGroup, activation: str):
-        self.gate_up, self.down, self.activation = gate_up, down, activation
+    gate_up: LinearGroup
+    down: LinearGroup
+    activation: str
 
     def gated(self, x: Tensor) -> Tensor:
         flat, kernels = x.reshape(-1, x.shape[-1]), self.gate_up.factory.kernels

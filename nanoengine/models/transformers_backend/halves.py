@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.errors import UnsupportedModel
+from nanoengine.models.transformers_backend.interface import AttentionInterface
 
 
 class _LayersDone(Exception):
@@ -31,7 +32,7 @@ class Halves:
     """The position of the first token as the model counts: 2 in RoBERTa and similar models."""
 
     def __init__(self, model: Any):
-        self.model, self.name = model, type(model).__name__
+        self.model, self.name, self.attention = model, type(model).__name__, AttentionInterface(model)
         self._hidden: Tensor | None = None
         self._output: Any = None
         self._positions: Tensor | None = None

@@ -13,6 +13,7 @@ from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.config import DTYPES
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.models.architectures import LENGTHS
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.implementation import Implementation, Weights
@@ -28,16 +29,6 @@ from nanoengine.models.transformers_backend.probe import Probe, probe
 HEAD_MULTIPLE = 32
 """Heads are padded to a multiple of it for the native kernels."""
 
-LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "n_ctx",
-    "max_target_positions",
-    "max_sequence_length",
-)
-"""Fields of the longest sequence; the first that a config has counts."""
-
 
 class TransformersModel(Implementation):
     """A folder whose architecture transformers computes.
@@ -50,21 +41,15 @@ class TransformersModel(Implementation):
         UnsupportedModel: transformers has no such decoder, or it has an operation that is not computed; the message names it.
     """
 
-    ours = ""
-    """The parts of the model that are replaced, for the start-up line; set by `load`."""
-
     def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder]):
         self.transformers = register()
+        self.description = f"layers by transformers {self.transformers.__version__}, "
         self._check_names(table)  # before weights are fetched, which may be hundreds of gigabytes
         headers = list(open_checkpoint().headers())
         with named(UnsupportedModel, "transformers cannot build it"):
             self.kind, self.hf_config = self._read(checked(table, len(headers)))
             self.probe = self._probe(headers)
             self.config = self._describe()
-
-    @property
-    def description(self) -> str:
-        return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
     def _check_names(self, table: Mapping[str, Any]) -> None:
         """Raises UnsupportedModel unless transformers has such a decoder."""
@@ -142,9 +127,10 @@ class TransformersModel(Implementation):
         for call in calls:
             if kv_heads % call.num_kv_heads or call.num_heads % kv_heads:
                 raise UnsupportedModel(f"{name} has layers of {call.num_kv_heads} and of {kv_heads} heads of keys")
-        if len({call.chunked for call in calls if call.window}) > 1:
+        if len({call.spec.chunked for call in calls if call.spec.window}) > 1:
             raise UnsupportedModel(f"{name} has both chunks and windows")
-        lengths = [length for key in LENGTHS if isinstance(length := getattr(config, key, None), int) and length > 0]
+        stated = (getattr(config, key, None) for key in ("max_position_embeddings", *LENGTHS))
+        lengths = [length for length in stated if isinstance(length, int) and length > 0]  # the first counts
         widest = max(call.key_dim for call in calls)
         return ModelConfig(
             architecture=name,
@@ -159,8 +145,8 @@ class TransformersModel(Implementation):
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
             dtype=self.dtype,
-            layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
-            has_chunks=any(call.chunked for call in calls),
+            layers=tuple(LayerConfig(rope=None, window=call.spec.window) for call in calls),
+            has_chunks=any(call.spec.chunked for call in calls),
             linears=tuple(self.probe.linears),
         )
 
@@ -168,7 +154,7 @@ class TransformersModel(Implementation):
         return sum(math.prod(header.shape) for header in checkpoint.headers())
 
     def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
-        return [call.spec(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
+        return [call.spec_with(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
         """See `Implementation.angles_of`."""
@@ -180,7 +166,8 @@ class TransformersModel(Implementation):
             model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
             numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
             mixtures = f", {len(replaced.experts)} mixtures of experts" if replaced.experts else ""
-            self.ours = f" (attention, {numbers}{mixtures} by nanoengine)"
+            parts = f" (attention, {numbers}{mixtures} by nanoengine), "
+            self.description = self.description.removesuffix(", ") + parts
             return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,14 +46,10 @@ class AttentionCall:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    scale: float
-    window: int | None
-    chunked: bool
-    soft_cap: float | None
-    sinks: bool
+    spec: AttentionSpec
 
-    def spec(self, window: int | None) -> AttentionSpec:
-        return AttentionSpec(self.scale, window, self.chunked and window is not None, self.sinks, self.soft_cap)
+    def spec_with(self, window: int | None) -> AttentionSpec:
+        return replace(self.spec, window=window, chunked=self.spec.chunked and window is not None)
 
 
 class AttentionInterface:
@@ -128,11 +124,8 @@ class ProbedMask(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
         names = ("__getitem__", "to", "expand", "clone", "contiguous", "index_select")
-        if (
-            getattr(function, "__name__", "") in names
-            and isinstance(result, ProbedMask)
-            and hasattr(args[0], "visible")
-        ):
+        is_selection = getattr(function, "__name__", "") in names
+        if is_selection and isinstance(result, ProbedMask) and hasattr(args[0], "visible"):
             result.visible = args[0].visible
         return result
 
@@ -200,17 +193,17 @@ def recorded_call(
         visible = int(more["sliding_window"]), False
     if isinstance(visible, str):
         raise UnsupportedModel(f"{name} asks for attention with {visible}")
-    is_off = (None, False)
-    others = [key for key in more if key not in WITHOUT_EFFECT.split() and not any(more[key] is off for off in is_off)]
+    is_on = {key: value for key, value in more.items() if value is not None and value is not False}
+    others = [key for key in is_on if key not in WITHOUT_EFFECT.split()]
     if others:
         raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")
     if value.shape[-1] > key.shape[-1]:
-        raise UnsupportedModel(
-            f"{name} has values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}"
-        )
+        widths = f"values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}"
+        raise UnsupportedModel(f"{name} has {widths}")
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
     sizes = query.shape[1], key.shape[1], query.shape[-1], value.shape[-1]
-    return AttentionCall(*sizes, scale, *visible, more.get("softcap"), more.get("s_aux") is not None)
+    spec = AttentionSpec(scale, *visible, more.get("s_aux") is not None, more.get("softcap"))
+    return AttentionCall(*sizes, spec)
 
 
 def values_alone(query: Tensor, value: Tensor) -> Tensor:

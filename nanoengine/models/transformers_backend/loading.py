@@ -25,7 +25,7 @@ from nanoengine.models.transformers_backend.modules import (
     LinearGroup,
     Shell,
 )
-from nanoengine.models.transformers_backend.probe import Replacements, is_turned
+from nanoengine.models.transformers_backend.probe import Replacements, is_turned, linear_shape
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ def load(
         group.finish()
     model.eval().requires_grad_(False)
     for module in model.modules():
-        if hasattr(
-            module, "_apply_gate"
-        ):  # experts that stay transformers': "batched_mm" copies weights for every token
+        if hasattr(module, "_apply_gate"):  # experts of transformers, where "batched_mm" copies weights for every token
             module.config._experts_implementation = "grouped_mm"
     for tensor in (*model.parameters(), *model.buffers()):
         if isinstance(tensor, Shell):
@@ -99,12 +97,10 @@ def _replace(
     replaced: dict[str, nn.Module] = {}
     for names in replacements.linear_groups:
         members = [modules[name] for name in names]
-        turned = [is_turned(member) for member in members]
-        shapes = [m.weight.shape[::-1] if t else m.weight.shape for m, t in zip(members, turned, strict=True)]
-        dtype = torch.float32 if members[0] is head else None
-        group = LinearGroup(factory, quantize, shapes[0][1], [shape[0] for shape in shapes], dtype)
-        for name, member, is_member_turned in zip(names, members, turned, strict=True):
-            replaced[name] = EngineLinear(member, group, is_turned=is_member_turned)
+        sizes, (inputs, *_) = zip(*map(linear_shape, members), strict=True)
+        group = LinearGroup(factory, quantize, inputs, sizes, torch.float32 if members[0] is head else None)
+        for name, member in zip(names, members, strict=True):
+            replaced[name] = EngineLinear(member, group, is_turned=is_turned(member))
         yield group
     for name in replacements.embeddings:
         replaced[name] = EngineEmbedding(modules[name], factory, quantize)

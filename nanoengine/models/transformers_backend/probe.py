@@ -20,7 +20,6 @@ from nanoengine.models.transformers_backend.interface import (
     COMPUTES_ITSELF,
     PROBE,
     AttentionCall,
-    AttentionInterface,
     recorded_call,
     values_alone,
 )
@@ -51,9 +50,7 @@ class Probe:
     linears: Sequence[tuple[str, int, int]]  # name, outputs and inputs of linear layers but the head
 
 
-def attention_calls(
-    halves: Halves, attention: AttentionInterface, ids: Tensor, positions: Tensor | None
-) -> tuple[list[AttentionCall], Tensor]:
+def attention_calls(halves: Halves, ids: Tensor, positions: Tensor | None) -> tuple[list[AttentionCall], Tensor]:
     """The calls of attention in a pass of these tokens, and hidden states where each token attends to itself only."""
     calls: list[AttentionCall] = []
 
@@ -63,8 +60,8 @@ def attention_calls(
             raise UnsupportedModel(f"{halves.name} calls attention more than {MAX_CALLS} times in a pass")
         return values_alone(query, value)
 
-    attention.compute = compute
-    attention.use(PROBE)
+    halves.attention.compute = compute
+    halves.attention.use(PROBE)
     with torch.no_grad(), _one_sequence():
         hidden = halves.layers(ids, positions)
     if not calls:
@@ -91,16 +88,14 @@ def probe(model: Any, device: str = "meta") -> Probe:
     Raises:
         UnsupportedModel: an operation that is not computed.
     """
-    halves, attention = Halves(model), AttentionInterface(model)
+    halves = Halves(model)
     ids, positions = (torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2))
     with recorded(model) as called, torch.no_grad():
-        calls, hidden = attention_calls(halves, attention, ids, positions)
+        calls, hidden = attention_calls(halves, ids, positions)
         logits = halves.head(hidden)
-    replacements, modules = _replacements(model, called), dict(model.named_modules())
-    linears = []
-    for name in chain.from_iterable(replacements.linear_groups):
-        if (linear := modules[name]) is not model.get_output_embeddings():
-            linears.append((name, *(linear.weight.shape[::-1] if is_turned(linear) else linear.weight.shape)))
+    replacements, head = _replacements(model, called), model.get_output_embeddings()
+    named = ((name, model.get_submodule(name)) for name in chain.from_iterable(replacements.linear_groups))
+    linears = [(name, *linear_shape(linear)) for name, linear in named if linear is not head]
     return Probe(calls, hidden.shape[-1], logits.shape[-1], replacements, linears)
 
 
@@ -114,12 +109,12 @@ def _replacements(model: Any, called: Sequence[ModuleCall]) -> Replacements:
         module, first_input = call.module, call.inputs[0] if call.inputs else None
         name = names.pop(module, None)  # a repeated call has no name
         if is_linear(module):
-            kind = first_input, module.bias is not None
-            if name is not None and first_input is not None and kind[0] is last[0] and kind[1] == last[1]:
+            has_bias = module.bias is not None
+            if name is not None and first_input is not None and first_input is last[0] and has_bias == last[1]:
                 groups[-1].append(name)
             elif name is not None:
                 groups.append([name])
-            last = kind
+            last = first_input, has_bias
         elif name is None:
             continue
         elif type(module) is nn.Embedding and module is table:
@@ -133,6 +128,12 @@ def _replacements(model: Any, called: Sequence[ModuleCall]) -> Replacements:
 
 def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or is_turned(module)
+
+
+def linear_shape(module: Any) -> tuple[int, int]:
+    """(outputs, inputs) of a linear layer."""
+    rows, columns = module.weight.shape
+    return (columns, rows) if is_turned(module) else (rows, columns)
 
 
 def is_turned(module: nn.Module) -> bool:
@@ -168,14 +169,9 @@ def _as_norm(module: nn.Module) -> tuple[float, float] | None:
 
 def _as_experts(module: Any) -> str | None:
     """The activation of experts that are gated MLPs, without biases, in two tensors; None for any other module."""
-    names = {name for name, _ in module.named_parameters()}
-    if (
-        names != {"gate_up_proj", "down_proj"}
-        or module.gate_up_proj.dim() != 3
-        or not getattr(module, "has_gate", False)
-    ):
-        return None
-    if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
+    names, facts = {name for name, _ in module.named_parameters()}, ("has_gate", "has_bias", "has_post_expert_norm")
+    is_plain = [getattr(module, fact, False) for fact in facts] == [True, False, False]
+    if names != {"gate_up_proj", "down_proj"} or module.gate_up_proj.dim() != 3 or not is_plain:
         return None
     both = _drawn(3, 16) * 3
     theirs = module._apply_gate(both if module.is_concatenated else both.unflatten(-1, (2, 8)).mT.flatten(1))

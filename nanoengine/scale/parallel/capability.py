@@ -22,8 +22,9 @@ from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.models.decoder import Decoder, DecoderLayer, SelfAttention
+from nanoengine.models.layers.experts import Experts
 from nanoengine.models.layers.mixer import Mixer
-from nanoengine.models.layers.mlp import MLP, SparseMLP
+from nanoengine.models.layers.mlp import MLP
 from nanoengine.models.layers.parts import NoPart, SquaredMLP
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel import context
@@ -38,7 +39,7 @@ from nanoengine.scale.worker.member import Member
 from nanoengine.scale.worker.remote_model_options import FRONT_ONLY, check_shared, replaced
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
-PARTITIONED = (SelfAttention, Mixer, MLP, SquaredMLP, SparseMLP, NoPart)
+PARTITIONED = (SelfAttention, Mixer, MLP, SquaredMLP, Experts, NoPart)
 """Parts of layers whose weights `GroupFactory` can partition."""
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")

@@ -44,11 +44,11 @@ def check_context(startup: Startup, ranks: int) -> None:
         )
 
 
-def local_slots(slots: Tensor, block_size: int, ranks: int, rank: int, interleave: int = PART) -> Tensor:
+def local_slots(slots: Tensor, block_size: int, ranks: int, rank: int) -> Tensor:
     """Slots of this rank for slots of one device, [n] int64 each; -1 for tokens of other ranks."""
     blocks, offsets = slots // block_size, slots % block_size
-    is_local = (slots >= 0) & (offsets // interleave % ranks == rank)
-    local = blocks * (block_size // ranks) + offsets // (interleave * ranks) * interleave + offsets % interleave
+    is_local = (slots >= 0) & (offsets // PART % ranks == rank)
+    local = blocks * (block_size // ranks) + offsets // (PART * ranks) * PART + offsets % PART
     return torch.where(is_local, local, -1)
 
 

@@ -7,13 +7,15 @@ behind attention, of the outputs of o_proj, of the gated values, and of the outp
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, QuantizableWeight
+from nanoengine.kernels.operations import Around, ExpertWeights, Kernels, Mixture, QuantizableWeight
 from nanoengine.scale.parallel.group import RankGroup
 from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
 
@@ -46,24 +48,14 @@ class GroupKernels(Kernels):
     # ---- products
 
     def product(
-        self,
-        x: Tensor,
-        weight: Weight,
-        bias: Tensor | None = None,
-        *,
-        norm: Norm | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-        dtype: torch.dtype | None = None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, PartialWeight)
         if x.shape[1] != weight.shape[1]:  # attention's outputs for this rank's heads
             partition = self.group.partition
             x = self.group.gather(x, partition.columns(partition.heads))
-        out, total = self.local.product(
-            x, weight.shard, weight.bias(bias), norm=norm, residual=residual, activation=activation, dtype=dtype
-        )
-        if weight.columns is None or (activation is None and len(weight.ranges) > 1):
+        out, total = self.local.product(x, weight.shard, weight.bias(bias), **around)
+        if weight.columns is None or (around.get("activation") is None and len(weight.ranges) > 1):
             return out, total
         return self.group.gather(out, weight.columns), total
 

@@ -12,6 +12,7 @@ from nanoengine.scale.replicas.options import num_replicas_of
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
+    from nanoengine.scale.replicas.carrier import Carrier
 
 
 class Ray(Capability):
@@ -33,7 +34,7 @@ class Ray(Capability):
         connect(options.ray_address)
         resources = resources_of_each(config, nodes())
 
-        def new_carrier(hash_seed: int) -> RayCarrier:
+        def new_carrier(hash_seed: int) -> Carrier:
             sized = dataclasses.replace(config, block_size=startup.block_size)  # equal hashes of blocks here and there
             return RayCarrier(config_of_each(sized, resources), resources, hash_seed)
 

@@ -58,6 +58,8 @@ class RayReplica:
 class StartedActor:
     """A running actor; see `StartedReplica`."""
 
+    first_message = None  # Ray has sent it the config
+
     def __init__(self, actor: Any, running: Any, connected: socket.socket):
         self.actor, self.socket = actor, connected
         self._running = running  # Ray drops the call without this reference

@@ -94,7 +94,7 @@ class ReplicatedEngine(LLMEngine):
         request = self.requests.pop(request_id, None)
         if request is None:
             return False
-        self.fleet.abort(request, Finish(reason, None, None, None, None))
+        self.fleet.abort(request, Finish(reason))
         return True
 
     def step(self) -> list[Request]:

@@ -251,7 +251,7 @@ class Fleet:
 
     def _fail(self, routed: RoutedRequest, error: Exception) -> None:
         for seq in routed.request.sequences:
-            self._finish(seq, Finish("error", None, error, None, None))
+            self._finish(seq, Finish("error", error=error))
         self._end(routed)
 
     def _end(self, routed: RoutedRequest) -> None:

@@ -92,10 +92,10 @@ class Finish(NamedTuple):
     """End of a completion."""
 
     reason: FinishReason
-    stop_reason: str | int | None
-    error: Exception | None
-    embedding: Any
-    metrics: Any  # of the request, with its last completion
+    stop_reason: str | int | None = None
+    error: Exception | None = None
+    embedding: Any = None
+    metrics: Any = None  # of the request, with its last completion
 
 
 class CompletionDelta(NamedTuple):

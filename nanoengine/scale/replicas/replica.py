@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentProgress:
-    """A request, and the sent part of each completion."""
+    """The sent part of each completion of a request."""
 
     key: int
-    request: Request
     num_tokens: dict[int, int]
     num_chars: dict[int, int]
     wants_prompt_logprobs: bool
@@ -58,8 +57,7 @@ class Replica:
         adapters: Adapters | None = None,
     ):
         self.engine, self.events, self.count, self.adapters = engine, events, count, adapters
-        self.requests: dict[int, SentProgress] = {}
-        self._keys: dict[str, int] = {}  # by the ids of requests
+        self.requests: dict[Request, SentProgress] = {}
         self._refused: list[CompletionDelta] = []
         self._changes: list[KVChange] = []
         self._wants_metrics = False
@@ -90,9 +88,9 @@ class Replica:
             except Exception as error:  # of any part of the engine: it concerns this request alone
                 self.refuse(message, error)
         elif isinstance(message, Abort):
-            if (progress := self.requests.pop(message.key, None)) is not None:
-                del self._keys[progress.request.request_id]
-                self.engine.abort(progress.request.request_id)
+            for aborted in [one for one, progress in self.requests.items() if progress.key == message.key]:
+                del self.requests[aborted]
+                self.engine.abort(aborted.request_id)
         elif isinstance(message, SetAdapters):
             assert self.adapters is not None
             self.adapters.keep(message.adapters, message.drops)
@@ -105,7 +103,7 @@ class Replica:
 
     def refuse(self, message: Submit, error: Exception) -> None:
         """End the completions of a request that cannot be submitted, with this error."""
-        finish = Finish("error", None, portable(error), None, None)
+        finish = Finish("error", error=portable(error))
         for index, tokens in message.resumable.completions.items():
             self._refused.append(CompletionDelta(message.key, index, len(tokens), [], "", None, 0, finish))
 
@@ -117,16 +115,14 @@ class Replica:
         self.engine.submit(request)
         num_tokens = {seq.index: len(seq.output_token_ids) for seq in request.sequences}
         wants = request.prompt_logprobs is not None
-        self.requests[message.key] = SentProgress(message.key, request, num_tokens, dict(state.num_chars), wants)
-        self._keys[request.request_id] = message.key
+        self.requests[request] = SentProgress(message.key, num_tokens, dict(state.num_chars), wants)
 
     def step(self) -> StepUpdate | None:
         """Compute a step, if a request runs; returns its results, if any."""
         update = StepUpdate(self._refused)
         self._refused = []
         for request in self.engine.step() if self.engine.has_unfinished else ():
-            progress = self.requests.get(self._keys.get(request.request_id, -1))
-            if progress is None or progress.request is not request:
+            if (progress := self.requests.get(request)) is None:
                 continue
             for seq in request.sequences:
                 if seq.index in progress.num_tokens and (delta := self._delta(progress, seq)) is not None:
@@ -136,7 +132,7 @@ class Replica:
                 progress.wants_prompt_logprobs = False
                 update.prompt_logprobs[progress.key] = known
             if request.finished:
-                del self.requests[progress.key], self._keys[request.request_id]
+                del self.requests[request]
         self.events.publish()
         if not (update.deltas or self._changes or update.prompt_logprobs or self._wants_metrics):
             return None
@@ -156,7 +152,7 @@ class Replica:
         finish = None
         if seq.finish_reason is not None:
             error = None if seq.error is None else portable(seq.error)
-            metrics = progress.request.metrics if progress.request.finished else None
+            metrics = seq.request.metrics if seq.request.finished else None
             finish = Finish(seq.finish_reason, seq.stop_reason, error, seq.state.get(EMBEDDING), metrics)
             del progress.num_tokens[seq.index]
         else:

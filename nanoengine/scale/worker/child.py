@@ -75,9 +75,7 @@ def ending_of(process: subprocess.Popen[bytes]) -> str:
         return "has closed its socket"
     if status >= 0:
         return f"has ended with exit code {status}"
-    with suppress(ValueError):  # a signal without a name
-        return f"was killed by {signal_name(-status)}"
-    return f"was killed by signal {-status}"
+    return f"was killed by {signal_name(-status)}"
 
 
 # ---- in the process

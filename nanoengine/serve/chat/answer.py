@@ -88,7 +88,7 @@ class ChatAnswer:
             yield from self._read(self.parser.push(text))
 
     def _read(self, events: Sequence[Any]) -> Iterator[AnswerPiece]:
-        from nanoengine.features.tool_calls.parser import Reasoning
+        from nanoengine.features.tool_calls.answer_parser import Reasoning
 
         for event in events:  # without tools there are no calls
             if event.text:

@@ -17,7 +17,7 @@ from nanoengine.serve.server.config import TLS, ServerConfig
 
 Log = Callable[[dict[str, Any]], None]
 
-COMMAND = (sys.executable, "-m", "nanoengine.serve.front.child_process")
+COMMAND = (sys.executable, "-m", "nanoengine.serve.front.model_server")
 
 POLL_SECONDS = 0.05
 """Seconds between two attempts to connect to a child that loads."""
@@ -91,9 +91,8 @@ class Child:
 
     async def end(self, seconds: float) -> None:
         """End the process: SIGTERM, and SIGKILL after so many seconds. Returns when its memory is the system's again."""
-        if not self.ended.done():
-            self.terminate()
-            await asyncio.wait({self.ended}, timeout=seconds)
+        self.terminate()
+        await asyncio.wait({self.ended}, timeout=seconds)
         self.kill()
         await self.ended
 

@@ -53,10 +53,8 @@ def duration(value: str | float) -> float:
     """
     text = str(value).strip()[: MAX_DURATION_CHARS + 1]
     digits = text.removeprefix("-")
-    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", digits, re.ASCII):
-        seconds = float(digits)
-    elif len(text) <= MAX_DURATION_CHARS and digits and not PART.sub("", digits):
-        seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(digits))
-    else:
+    digits += "s" if digits[-1:].isdigit() else ""
+    if len(text) > MAX_DURATION_CHARS or not digits or PART.sub("", digits):
         raise InvalidConfig(f"keep_alive is {shown(value)}: it must be seconds, or a duration such as '5m' or '1h30m'")
+    seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(digits))
     return math.inf if text.startswith("-") or seconds > MAX_SECONDS else seconds

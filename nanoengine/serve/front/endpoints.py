@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from nanoengine.serve.front import listing, operations
 from nanoengine.serve.front.front import Front
 from nanoengine.serve.front.relay import Relay
-from nanoengine.serve.front.upstream import NoAnswer
 from nanoengine.serve.server.errors import APIError
 from nanoengine.serve.server.http import endpoints as of_one
 from nanoengine.serve.server.http.endpoint import LINES, Access, Endpoint
@@ -49,28 +47,9 @@ async def _named_in_query(http: HTTPRequest, front: Front) -> Relay:
     return Relay(front, model, await front.body(http))
 
 
-async def _adapters(http: HTTPRequest, front: Front) -> ASGIApp:
+async def _adapters(http: HTTPRequest, front: Front) -> Relay:
     """As `_named_in_query`; the names of the model may be others then."""
-    relay = await _named_in_query(http, front)
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        held: list[Message] = []
-
-        async def send_late(message: Message) -> None:
-            """The answer is sent when the names are known: its client may use one at once."""
-            held.append(message)
-            if message["type"] == "http.response.start" or message.get("more_body"):
-                return
-            with contextlib.suppress(NoAnswer):
-                if (child := relay.model.child) is not None:
-                    served = await child.ready()
-                    relay.model.served = served if relay.model.child is child else relay.model.served
-            for one in held:
-                await send(one)
-
-        await relay(scope, receive, send_late)
-
-    return answer
+    return replace(await _named_in_query(http, front), changes_names=True)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from nanoengine.errors import InvalidConfig, did_you_mean, shown
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import END_SECONDS, Child, child_config
 from nanoengine.serve.front.config import FrontConfig, duration
-from nanoengine.serve.front.loader import MAX_NAMES, Loader
+from nanoengine.serve.front.load_and_unload import Loader
 from nanoengine.serve.front.memory_plan import MemoryPlan
 from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
@@ -42,6 +42,8 @@ ANSWER_SECONDS = 5.0
 WATCH_SECONDS, MAX_MISSES = 5.0, 3
 """Between two looks at the health of the models, and the bad ones in a row after which a process is ended."""
 
+MAX_NAMES = 20
+"""Names of models in a message."""
 
 IGNORED = Ignored()
 """Other fields of a body are none of the front."""
@@ -79,7 +81,7 @@ class Front:
         self.name, self.created = f"{len(sources)} models", int(time.time())
         self.work_share = WorkShare()
         self.bodies = quota_of_bodies(config)
-        self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
+        self.is_draining = False
         self._parts = min(limits.max_loaded_models, len(sources))
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
         pins, most_loaded = tuple(dict.fromkeys(limits.pin or ())), limits.max_loaded_models
@@ -93,16 +95,15 @@ class Front:
 
     # ---- requests
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """A request that is being answered. Raises APIError while the server ends."""
+    @property
+    def jobs(self) -> range:
+        """As many as requests are being answered."""
+        return range(sum(model.num_running for model in self.loader.models))
+
+    def check_open(self) -> None:
+        """Raise APIError while the server ends."""
         if self.is_draining:
             raise APIError(503, "the server is shutting down", headers=RETRY_AFTER)
-        self.jobs.add(job := object())
-        try:
-            yield
-        finally:
-            self.jobs.discard(job)
 
     async def body(self, http: HTTPRequest) -> bytes:
         """The body of a request. Raises APIError: it is too long."""
@@ -118,11 +119,18 @@ class Front:
         return body, parse(body, Envelope, IGNORED)
 
     def model_of(self, name: str | None) -> Model:
-        """The model that a request names. Raises APIError: none, or one that is not here."""
+        """The model of a name, or of that of one of its adapters. Raises APIError: none is named, or one that is not here."""
+        models = self.loader.models
         if not name:
-            names = ", ".join(model.name for model in self.loader.models[:MAX_NAMES])
-            raise APIError(400, f"model is missing: this server has several, such as {names}", "model")
-        return self.loader.find(name)
+            some = ", ".join(model.name for model in models[:MAX_NAMES])
+            raise APIError(400, f"model is missing: this server has several, such as {some}", "model")
+        for model in models:
+            if name in model.names or name.removesuffix(":latest") == model.name:
+                return model
+        names = [name for model in models for name in model.names]
+        known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        near = did_you_mean(name, names) or "."
+        raise APIError(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near}", "model")
 
     def keep_alive_of(self, envelope: Envelope) -> float | None:
         """Seconds, as Ollama's clients send it; None: nothing is sent. Raises APIError."""
@@ -133,10 +141,10 @@ class Front:
 
     # ---- processes
 
-    async def _start(self, source: Source, options: dict[str, Any]) -> Child:
-        number = next(i for i, model in enumerate(self.loader.models) if model.source is source)
-        config = child_config(self.config, source.name, str(Path(self._folder.name) / f"{number}.socket"), self._parts)
-        return await Child.start(source.model, options, config, lambda fields: self._log(source.name, fields))
+    async def _start(self, model: Model, options: dict[str, Any]) -> Child:
+        socket = Path(self._folder.name) / f"{self.loader.models.index(model)}.socket"
+        config = child_config(self.config, model.name, str(socket), self._parts)
+        return await Child.start(model.source.model, options, config, lambda fields: self._log(model.name, fields))
 
     def _log(self, name: str, fields: dict[str, Any]) -> None:
         """A line of a process' log, with the name of its model."""
@@ -162,10 +170,10 @@ class Front:
         return {model: answers[model] for model in self.loader.models if model in answers}
 
     async def run(self) -> None:
-        """Load pinned models, then what is requested, and watch all processes."""
+        """Load pinned models, unload idle ones, and watch all processes."""
         tasks = [self.loader.loaded(model) for model in self.loader.models if model.is_pinned]
         pinned = asyncio.gather(*tasks, return_exceptions=True)  # a load that fails is in the log
-        await asyncio.gather(self.loader.run(), self._watch(), pinned)
+        await asyncio.gather(self._watch(), self.loader.unload_idle(), pinned)
 
     async def _watch(self) -> None:
         """Kill processes whose servers do not answer, or say that they do not serve, several times in a row: their models are

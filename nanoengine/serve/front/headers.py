@@ -67,13 +67,12 @@ def read_headers(source: Source) -> Headers:
         ModelNotFound: it is not here yet.
         UnsupportedModel, InvalidWeights: its files.
     """
+    where: str | None = source.model
     if not Path(source.model).exists() and source.model not in ("demo", *DOWNLOADS):
-        local = dict(repositories()).get(source.model)
-        if local is None:
-            raise ModelNotFound(f"{source.model} is not on this machine yet")
-        path = find_model(local)
-    else:
-        path = find_model(source.model)
+        where = dict(repositories()).get(source.model)
+    if where is None:
+        raise ModelNotFound(f"{source.model} is not on this machine yet")
+    path = find_model(where)
     if not path.is_dir():
         file = GGUFFile.open(path)
         config, count = read_model_config(hf_config(file)), sum(math.prod(one.shape) for one in file.tensors.values())

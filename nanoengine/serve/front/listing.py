@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import math
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -14,15 +15,16 @@ from nanoengine.serve.front.memory_plan import resident
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.relay import Relay
 from nanoengine.serve.server.apis.json_response import json_response
-from nanoengine.serve.server.apis.ollama.chat import NEVER, abilities
+from nanoengine.serve.server.apis.ollama.chat import NEVER, shown
 from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.model_card import ModelCard
 
 VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
 """Names of llama.cpp's router; others are as they are."""
 
 
-UNKNOWN_TIME = "0001-01-01T00:00:00Z"
-"""Go's zero time, for Ollama's clients: they refuse a whole list for one model without a time."""
+UNKNOWN_CARD = ModelCard(0, "", "0001-01-01T00:00:00Z", {}, {}, False)
+"""Of a model that cannot be read. Ollama's clients refuse a whole list for one model without a time: this is Go's zero time."""
 
 
 async def models(_: HTTPRequest, front: Front) -> Response:
@@ -34,7 +36,7 @@ async def models(_: HTTPRequest, front: Front) -> Response:
 async def model(http: HTTPRequest, front: Front) -> Response:
     """One of them."""
     name = http.path_params["name"]
-    model = front.loader.find(name)
+    model = front.model_of(name)
     await model.read()
     rows = _rows(front, model)
     return json_response(next((row for row in rows if row["id"] == name), rows[0]))
@@ -76,7 +78,9 @@ async def ps(_: HTTPRequest, front: Front) -> Response:
     """The models in memory, with the bytes that their processes have."""
     rows = []
     for one, child in front.loader.in_memory.items():
-        expires = NEVER if one.expires_at is None else datetime.fromtimestamp(one.expires_at, UTC).isoformat()
+        expires = NEVER
+        if (seconds := one.seconds_left) < math.inf:
+            expires = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
         rest = {"size_vram": 0, "expires_at": expires, "need": one.need, "num_running": one.num_running}
         rest["resident"] = resident(child.pid)
         if one.served:
@@ -87,15 +91,8 @@ async def ps(_: HTTPRequest, front: Front) -> Response:
 
 async def _tagged(model: Model) -> list[dict[str, Any]]:
     headers = await model.read()
-    card: dict[str, Any] = {"modified_at": UNKNOWN_TIME, "size": 0, "digest": "", "details": {}}
-    if headers is not None:
-        facts = headers.card
-        card = {"modified_at": facts.modified, "size": facts.size, "digest": facts.digest, "details": facts.details}
-    rows = []
-    for name in model.names:
-        details = card["details"] if name == model.name else {**card["details"], "parent_model": model.name}
-        rows.append({"name": name, "model": name, **card, "details": details, "status": status_of(model)})
-    return rows
+    card = UNKNOWN_CARD if headers is None else headers.card
+    return [card.row(name, model.name) | {"status": status_of(model)} for name in model.names]
 
 
 async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
@@ -106,16 +103,6 @@ async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
         return Relay(front, model, body)
     headers = await model.read()
     if headers is None:
-        raise APIError(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
-    card, length = headers.card, headers.max_model_len(model.source.config)
-    return json_response(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": headers.template,
-            "details": card.details,
-            "modified_at": card.modified,
-            "model_info": card.info | {f"{card.details['family']}.context_length": length},
-            "capabilities": abilities(headers.template, writes=card.writes),
-        }
-    )
+        reason = model.reading and model.reading.exception()
+        raise APIError(404, f"the model {model.name} cannot be read: {reason}", "model")
+    return json_response(shown(headers.card, headers.template, headers.max_model_len(model.source.config)))

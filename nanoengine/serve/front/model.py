@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +13,7 @@ from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.headers import Headers, read_headers
 from nanoengine.serve.front.memory_plan import PROCESS_BYTES, resident
+from nanoengine.serve.server.errors import APIError
 
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause after a load that failed; the first is a second, and each further one twice as long."""
@@ -39,15 +41,13 @@ class Model:
         need: bytes of memory for that process.
         served: what its server says in /v1/models: the model and its adapters.
         num_running: requests that it answers, or that wait for it.
-        last_request: their order among all models.
-        expires_at: time.time() at which it is unloaded; None: not by the clock.
+        last_use: time.monotonic() at which the last of them began or ended.
         num_failures: loads that failed since one went well.
         reason: of the last failure.
         retry_at: time.monotonic() before which it is not loaded again by a request.
-        headers: what its files say, once they were read; `unreadable`: why they cannot be.
-        reading: reads them, or has read them.
+        reading: reads its headers, or has read them.
+        load: loads it, or waits for its turn; the result is the error of the requests that wait.
         lock: held during a load and an unload.
-        clock: unloads it.
     """
 
     source: Source
@@ -58,16 +58,13 @@ class Model:
     need: int = 0
     served: list[dict[str, Any]] = field(default_factory=list)
     num_running: int = 0
-    last_request: int = 0
-    expires_at: float | None = None
+    last_use: float = 0.0
     num_failures: int = 0
     reason: str = ""
     retry_at: float = 0.0
-    headers: Headers | None = None
-    unreadable: str = ""
-    reading: asyncio.Future[None] | None = None
+    reading: asyncio.Future[Headers] | None = None
+    load: asyncio.Task[APIError | None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    clock: asyncio.TimerHandle | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -84,16 +81,15 @@ class Model:
 
     async def read(self) -> Headers | None:
         """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
-        self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(self._read))
-        await asyncio.shield(self.reading)  # others may wait for it
+        self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(read_headers, self.source))
+        await asyncio.wait({self.reading})  # others may wait for it
         return self.headers
 
-    def _read(self) -> None:
-        self.headers, self.unreadable = None, ""
-        try:
-            self.headers = read_headers(self.source)
-        except Exception as error:  # whatever is wrong with the files
-            self.unreadable = str(error) or type(error).__name__
+    @property
+    def headers(self) -> Headers | None:
+        """What its files say; None: it was not read yet, or cannot be read."""
+        is_read = self.reading is not None and self.reading.done() and self.reading.exception() is None
+        return self.reading.result() if self.reading is not None and is_read else None
 
     @property
     def progress(self) -> float:
@@ -103,18 +99,19 @@ class Model:
         weights = max(1, self.headers.weight_bytes(self.source.config) if self.headers else 1)
         return min(max(0.0, (resident(self.child.pid) - PROCESS_BYTES // 2) / weights), 0.99)
 
-    def stop_clock(self) -> None:
-        if self.clock is not None:
-            self.clock.cancel()
-        self.clock = self.expires_at = None
-
-    def failed(self, reason: str) -> None:
-        """A load failed."""
-        self.state, self.child, self.served, self.reason = State.FAILED, None, [], reason
-        self.retry_at = time.monotonic() + min(2.0 ** min(self.num_failures, 10), MAX_PAUSE_SECONDS)
-        self.num_failures += 1
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until it is unloaded, if no request comes before; infinite: it stays, or is in use or not loaded."""
+        stays = self.num_running or self.is_pinned or not self.is_loaded
+        return math.inf if stays else self.last_use + self.keep_alive - time.monotonic()
 
     def gone(self, reason: str = "") -> None:
         """Its process has ended."""
         self.state, self.child, self.served, self.reason = State.NOT_LOADED, None, [], reason
-        self.expires_at = None
+
+    def failed(self, reason: str) -> None:
+        """A load failed."""
+        self.gone(reason)
+        self.state = State.FAILED
+        self.retry_at = time.monotonic() + min(2.0 ** min(self.num_failures, 10), MAX_PAUSE_SECONDS)
+        self.num_failures += 1

@@ -42,7 +42,8 @@ async def load_model(http: HTTPRequest, front: Front) -> Response:
     """Load a model now, although its last load failed; the answer comes when it is loaded."""
     _, envelope = await front.read(http)
     model = front.model_of(envelope.model)
-    with front.running(), front.loader.using(model, front.keep_alive_of(envelope)):
+    front.check_open()
+    with front.loader.using(model, front.keep_alive_of(envelope)):
         await front.loader.loaded(model, now=True)
     return json_response({"success": True})
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -42,31 +43,6 @@ def headers_for_child(scope: Scope) -> Headers:
     return [*headers, (CLIENT_HEADER, client), (REQUEST_HEADER, request_id)]
 
 
-class Outgoing:
-    """The answer to a client, as far as it was sent."""
-
-    def __init__(self, scope: Scope, send: Send):
-        self._scope, self._send = scope, send
-        self.has_begun = self._is_chunked = False
-
-    async def begin(self, status: int, headers: Headers) -> None:
-        self._is_chunked = all(name != b"content-length" for name, _ in headers)
-        if self._scope["http_version"] == "1.0" and self._is_chunked:
-            self._send = self._scope[CONNECTION].without_chunks(self._send)
-        self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    def write_now(self, body: bytes) -> bool:
-        """Write a piece of a stream at once; False: it was not written, because the client does not read so fast."""
-        if not (self._is_chunked and self._scope[CONNECTION].write_now(body)):
-            return False
-        self._scope[SENT] += len(body)
-        return True
-
-    async def write(self, body: bytes, *, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
 @dataclass
 class Relay:
     """The answer to one request, as an ASGI application.
@@ -77,6 +53,7 @@ class Relay:
         body: of the request.
         is_stream: the answer is a stream: it has pings while the model loads.
         keep_alive: seconds, see `Loader.using`.
+        changes_names: the request loads or unloads an adapter.
     """
 
     front: Front
@@ -84,10 +61,13 @@ class Relay:
     body: bytes
     is_stream: bool = False
     keep_alive: float | None = None
+    changes_names: bool = False
+    _has_begun: bool = field(default=False, init=False)  # the head of the answer was sent
+    _is_chunked: bool = field(default=False, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outgoing = Outgoing(scope, send)
-        work, gone = (asyncio.ensure_future(one) for one in (self._answer(scope, outgoing), disconnected(receive)))
+        self._scope, self._send, path = scope, send, scope["path"]
+        work, gone = (asyncio.ensure_future(one) for one in (self._answer(path), disconnected(receive)))
         gone.add_done_callback(lambda _: work.cancel())
         try:
             await work
@@ -96,61 +76,78 @@ class Relay:
                 if not gone.done():  # the server ends
                     raise
                 error = APIError(499, "the client is gone")
-            if not outgoing.has_begun:
+            if not self._has_begun:
                 raise error from None
             scope[REASON] = error.message
             if self.is_stream:  # otherwise uvicorn closes the connection: the answer is not whole
-                await outgoing.write(last_event(scope["path"], error.table(scope["path"])), more=False)
+                await self._write(last_event(path, error.table(path)), more=False)
         finally:
             gone.cancel()
 
-    async def _answer(self, scope: Scope, outgoing: Outgoing) -> None:
-        with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
-            child = await self._child(scope["path"], outgoing)
+    async def _answer(self, path: str) -> None:
+        self.front.check_open()
+        with self.front.loader.using(self.model, self.keep_alive):
+            child = await self._child(path)
             try:
-                await self._relay(child, scope, outgoing)
+                await self._relay(child, path)
             except NoAnswer as error:
                 await asyncio.wait({child.ended}, timeout=ENDED_SECONDS)
                 reason = child.reason if child.ended.done() else str(error)
                 message = f"the model {self.model.name} does not answer: {reason}; ask again"
                 raise APIError(503, message, headers=RETRY_AFTER) from error
 
-    async def _relay(self, child: Child, scope: Scope, outgoing: Outgoing) -> None:
-        query = scope["query_string"].decode("latin-1")
-        target = quote(scope["path"]) + (f"?{query}" if query else "")
-        method = (
-            "GET" if scope["method"] == "HEAD" else scope["method"]
-        )  # the server leaves the body of an answer to HEAD out
-        async with request(child.socket, method, target, headers_for_child(scope), self.body) as answer:
-            if not outgoing.has_begun:
-                await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
-            elif answer.status != HTTPStatus.OK:
-                body = await answer.body()
-                try:
-                    error = last_event(scope["path"], msgspec.json.decode(body))
-                except (msgspec.DecodeError, KeyError, TypeError):  # of a server that is broken
-                    table = APIError(answer.status, f"status {answer.status}").table(scope["path"])
-                    error = last_event(scope["path"], table)
-                await outgoing.write(error, more=False)
-                return
-            answer.write_now = outgoing.write_now
-            async for piece in answer.pieces():
-                await outgoing.write(piece)
-        await outgoing.write(b"", more=False)
-
-    async def _child(self, path: str, outgoing: Outgoing) -> Child:
+    async def _child(self, path: str) -> Child:
         """The process of the model, once it is loaded. Raises APIError: it cannot be, or not in time."""
-        loading, limit = asyncio.ensure_future(self.front.loader.loaded(self.model)), self.front.limits.load_timeout
+        limit = self.front.limits.load_timeout
+        seconds = PING_SECONDS if self.is_stream else limit
+        loading = asyncio.ensure_future(self.front.loader.loaded(self.model))
         try:
-            while not (await asyncio.wait({loading}, timeout=PING_SECONDS if self.is_stream else limit))[0]:
+            while not (await asyncio.wait({loading}, timeout=seconds))[0]:
                 if not self.is_stream:
-                    message = (
-                        f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout): try again later"
-                    )
-                    raise APIError(503, message, headers=RETRY_AFTER)
-                if not outgoing.has_begun:
-                    await outgoing.begin(HTTPStatus.OK, [(b"content-type", media_type(path)), *HEADERS])
-                await outgoing.write(ping(path))
+                    message = f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout)"
+                    raise APIError(503, f"{message}: try again later", headers=RETRY_AFTER)
+                if not self._has_begun:
+                    await self._begin(HTTPStatus.OK, [(b"content-type", media_type(path)), *HEADERS])
+                await self._write(ping(path))
             return loading.result()
         finally:
             loading.cancel()
+
+    async def _relay(self, child: Child, path: str) -> None:
+        query = self._scope["query_string"].decode("latin-1")
+        target = quote(path) + (f"?{query}" if query else "")
+        method = self._scope["method"].replace("HEAD", "GET")  # the server leaves the body of an answer to HEAD out
+        async with request(child.socket, method, target, headers_for_child(self._scope), self.body) as answer:
+            if self.changes_names:  # before the client has the answer, after which it may use the name
+                self.model.served = await child.ready()
+            if not self._has_begun:
+                await self._begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
+            elif answer.status != HTTPStatus.OK:
+                error = APIError(answer.status, f"status {answer.status}").table(path)  # of a server that is broken
+                with suppress(msgspec.DecodeError):
+                    error = msgspec.json.decode(await answer.body())
+                await self._write(last_event(path, error), more=False)
+                return
+            answer.write_now = self._write_now
+            async for piece in answer.pieces():
+                await self._write(piece)
+        await self._write(b"", more=False)
+
+    # ---- to the client
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        self._is_chunked = all(name != b"content-length" for name, _ in headers)
+        if self._scope["http_version"] == "1.0" and self._is_chunked:
+            self._send = self._scope[CONNECTION].without_chunks(self._send)
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _write_now(self, body: bytes) -> bool:
+        """Write a piece of a stream at once; False: it was not written, because the client does not read so fast."""
+        if not (self._is_chunked and self._scope[CONNECTION].write_now(body)):
+            return False
+        self._scope[SENT] += len(body)
+        return True
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -44,6 +44,12 @@ class ModelCard:
     info: dict[str, Any]
     writes: bool
 
+    def row(self, name: str, model: str) -> dict[str, Any]:
+        """The row of a name in Ollama's lists: of the model, or of one of its adapters."""
+        details = self.details if name == model else {**self.details, "parent_model": model}
+        files = {"modified_at": self.modified, "size": self.size, "digest": self.digest, "details": details}
+        return {"name": name, "model": name, **files}
+
     @classmethod
     def of(cls, models: Models) -> ModelCard:
         """The card of a loaded model; no weights are read."""

@@ -105,16 +105,6 @@ def test_it_finds_what_looking_at_every_continuation_finds_and_scores_it_right(
     language = random_language(seed)
     search = search_through(language, params, eos)
     assert [(tuple(beam.token_ids), beam.logprob) for beam in search.finished] == reference(language, params, eos)
-    beams = search.finished
-    assert 1 <= len(beams) <= width
-    assert len({tuple(beam.token_ids) for beam in beams}) == len(beams)
-    assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
-    for beam in beams:
-        tokens = tuple(beam.token_ids)
-        logprob = sum(language(tokens[:i])[token] for i, token in enumerate(tokens))
-        assert beam.logprob == pytest.approx(logprob)
-        assert beam.score == pytest.approx(logprob / len(tokens) ** params.length_penalty)
-        ends = () if params.ignore_eos else eos
-        assert beam.stopped == (tokens[-1] in ends)
-        assert beam.stopped or len(tokens) == max_tokens
-        assert not set(tokens[:-1]) & set(ends)
+    for beam in search.finished:
+        assert beam.score == pytest.approx(beam.logprob / len(beam.token_ids) ** params.length_penalty)
+        assert beam.stopped == (beam.token_ids[-1] in eos and not params.ignore_eos)

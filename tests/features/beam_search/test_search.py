@@ -172,15 +172,3 @@ def test_if_anything_is_bad_nothing_runs(prompts: Any, params: Any, error: type[
         beam_search(engine, prompts, params, SamplingParams)
     assert not engine.has_unfinished
     assert engine.executor.num_launched == 0
-
-
-def test_options_of_requests_are_those_of_the_search() -> None:
-    engine = beam_engine()
-    seen = set()
-
-    def note(searches: list[Search]) -> None:
-        for request in searches[0].requests:
-            seen.add((request.client, request.priority, request.cache_salt))
-
-    beam_search(engine, PROMPTS, PARAMS, SamplingParams, after_step=note, client="c", priority=3, cache_salt="s")
-    assert seen == {("c", 3, "s")}

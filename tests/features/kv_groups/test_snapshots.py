@@ -48,34 +48,21 @@ def test_every_way_of_scheduling_begins_every_run_with_the_right_state(seed: int
 
 
 @pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])
-def test_requests_that_share_a_prefix_find_it_wherever_it_ends(shared: int, own: int) -> None:
-    """The two workloads of vLLM's issue 45238, one request after the other: 52 and 0 of 64 were hits there. The second request
-    leaves the state for all later ones.
+@pytest.mark.parametrize("at_once", [True, False])
+def test_requests_that_share_a_prefix_find_a_state_where_they_part(at_once: bool, shared: int, own: int) -> None:
+    """The two workloads of vLLM's issue 45238, all at once, or one request after the other: 52 and 0 of 64 were hits there. One
+    behind the other, the second request leaves the state for all later ones.
     """
     rng = random.Random(0)
     prefix = [rng.randrange(VOCAB) for _ in range(shared)]
     engine, snapshots = make_hybrid(num_blocks=4000, block_size=16, max_model_len=4096)
-    cached = []
-    for _ in range(65):
-        prompt = prefix + [rng.randrange(VOCAB) for _ in range(own)]
-        request = engine.make_request(prompt, CoreSamplingParams(max_tokens=1))
-        run(engine, [request])
-        cached.append(request.output().num_cached_tokens)
-    border = shared // 16 * 16
-    assert cached[:2] == [0, 0]
-    assert set(cached[2:]) == {border}, "where the second has parted from the first"
-    assert snapshots.num_evicted > 0, "each prompt leaves one at its end that nobody asks for"
-
-
-@pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])
-def test_prompts_that_arrive_together_find_a_state_where_they_part(shared: int, own: int) -> None:
-    rng = random.Random(0)
-    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
-    engine, _ = make_hybrid(num_blocks=4000, block_size=16, max_model_len=4096)
     prompts = [prefix + [rng.randrange(VOCAB) for _ in range(own)] for _ in range(65)]
     requests = [engine.make_request(prompt, CoreSamplingParams(max_tokens=1)) for prompt in prompts]
-    run(engine, requests)
-    assert [request.output().num_cached_tokens for request in requests] == [0, *[shared // 16 * 16] * 64]
+    for batch in [requests] if at_once else [[request] for request in requests]:
+        run(engine, batch)
+    border, num_first = shared // 16 * 16, 1 if at_once else 2
+    assert [request.output().num_cached_tokens for request in requests] == [0] * num_first + [border] * (65 - num_first)
+    assert at_once or snapshots.num_evicted > 0, "each prompt leaves one at its end that nobody asks for"
 
 
 def test_a_conversation_goes_on_behind_its_last_full_block() -> None:

@@ -67,14 +67,17 @@ def test_late_and_recorded_steps_say_what_others_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
-def test_triton_kernels_all_the_way(tmp_path: Path) -> None:
-    """In Triton's interpreter, which is slow: few tokens, recorded and overlapping, in chunks, a snapshot inside of one."""
+def test_triton_kernels_all_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, which is slow: few tokens, recorded and overlapping, in chunks, a snapshot inside of one; and a
+    few programs for attention.
+    """
     pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
     folder = checkpoint(tmp_path)
     few: dict[str, Any] = {"num_kv_blocks": 14, "max_num_batched_tokens": 22, "max_num_seqs": 3, "max_model_len": 64}
     with engine(folder, kernels="torch", attention_backend="torch", **few) as llm:
         expected = ask(llm, [1, 2], 3)
     few |= {"kernels": "triton", "attention_backend": "triton", "async_scheduling": True}
+    monkeypatch.setattr("nanoengine.kernels.triton.attention.paged_decode.num_multiprocessors", lambda *_: 4)
     with late_device(can_record=True, seed=0) as device, engine(folder, **few) as llm:
         assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
         assert ask(llm, [1, 2], 3) == expected

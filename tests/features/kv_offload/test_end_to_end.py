@@ -17,11 +17,11 @@ from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.kv_folder import KVFolder
 from nanoengine.kernels.native import operations as native_kernels
 from nanoengine.kernels.native.c_functions import c_functions
+from tests.e2e.small_engine import open_llm
 
 
 def open_engine(model: Path, **options: Any) -> LLM:
-    sizes = {"num_kv_blocks": 16, "block_size": 4, "max_model_len": 60}
-    return LLM(str(model), device="cpu", dtype="float32", use_tqdm=False, **sizes | options)
+    return open_llm(model, **{"num_kv_blocks": 16, "block_size": 4, "max_model_len": 60} | options)
 
 
 def run(llm: LLM) -> list[list[int]]:

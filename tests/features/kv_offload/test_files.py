@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +17,7 @@ import torch
 from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.kv_file import BadKVFile, file_bytes, write_kv_file
 from nanoengine.features.kv_offload.kv_folder import KVFolder
+from tests.forks import begin
 
 BYTES = 64
 HEADER = b"header"
@@ -262,18 +260,19 @@ for round in range(10**6):
         thread.write(NAMES[number], HEADER, lambda: torch.full((BYTES,), number, dtype=torch.uint8), waits=True)
     if round == 0:
         thread.wait_until_idle()
-    print(round, flush=True)
+    os.write(int(sys.argv[2]), b'x')
 """
 
 
 def test_a_process_killed_while_it_writes_leaves_whole_files_and_damage_is_never_served(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
+    rounds, done = os.pipe()
+    child = begin(["-c", WRITER, str(tmp_path), str(done)], done)
     for _ in range(2):
-        child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
+        os.read(rounds, 1)
+    child.kill()
     child.wait()
-    child.stdout.close()
+    os.close(rounds)
+    os.close(done)
     folder = make_folder(tmp_path, max_files=40)
     seed = folder.seed()
     assert len(folder.names) == 40

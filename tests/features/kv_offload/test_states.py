@@ -9,28 +9,19 @@ from typing import Any
 
 import pytest
 
-from nanoengine import LLM, SamplingParams
-from nanoengine.features.kv_groups.snapshots import Snapshots
+from nanoengine import LLM
 from nanoengine.features.kv_offload.offload import Offload
+from tests.e2e.small_engine import submit
+from tests.features.kv_groups.states import ask, snapshots_of
 from tests.models.families import engine, family_checkpoint
 
 SIZES: dict[str, Any] = {"max_model_len": 400, "block_size": 16, "num_kv_blocks": 60}
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=20, ignore_eos=True, logprobs=0)
 
 
-def parts_of(llm: LLM) -> tuple[Snapshots, Offload]:
-    states, tiers = (llm.built.capabilities[name] for name in ("kv_groups", "kv_offload"))
-    assert isinstance(states.snapshots, Snapshots)
-    assert isinstance(tiers.offload, Offload)
-    return states.snapshots, tiers.offload
-
-
-def ask(llm: LLM, prompt: list[int]) -> tuple[int, list[int], list[float]]:
-    """How much of it was cached; tokens, and their log probabilities."""
-    [output] = llm.generate([prompt], PARAMS, use_tqdm=False)
-    own = output.outputs[0]
-    logprobs = [entry[token].logprob for token, entry in zip(own.token_ids, own.logprobs or [], strict=True)]
-    return output.num_cached_tokens, own.token_ids, logprobs
+def offload_of(llm: LLM) -> Offload:
+    offload = llm.built.capabilities["kv_offload"].offload
+    assert isinstance(offload, Offload)
+    return offload
 
 
 def prompts_of(count: int) -> list[list[int]]:
@@ -42,30 +33,24 @@ def test_states_come_back_from_host_memory_and_from_files(tmp_path: Path) -> Non
     """Of one family; of the others: tests/e2e/one_number.py."""
     folder, prompts = family_checkpoint(tmp_path, "Qwen3.5"), prompts_of(6)
     with engine(folder, **SIZES) as llm:
-        right = [ask(llm, prompt)[1:] for prompt in prompts]
+        right = [ask(llm, prompt)[1] for prompt in prompts]
         slot_bytes = llm.built.capabilities["kv_groups"]._slot_bytes
     few = SIZES | {"num_kv_blocks": 26, "snapshot_memory": 2 * slot_bytes}
     with engine(folder, **few, kv_host_memory=1 << 24) as llm:
-        snapshots, offload = parts_of(llm)
         for again in range(2):
             for prompt, expected in zip(prompts, right, strict=True):
-                cached, *found = ask(llm, prompt)
-                assert tuple(found) == expected
-                assert cached == 96 * again
-        assert snapshots.num_slots == 2
-        assert snapshots.num_loaded == 6, "the pool has lost all of them"
-        assert offload.stats.num_saved_blocks > 0
+                assert ask(llm, prompt) == (96 * again, expected)
+        assert snapshots_of(llm).num_slots == 2
+        assert snapshots_of(llm).num_loaded == 6, "the pool has lost all of them"
+        assert offload_of(llm).stats.num_saved_blocks > 0
     for again in range(2):
         with engine(folder, **few, kv_disk_path=str(tmp_path / "kv")) as llm:
             for prompt, expected in zip(prompts, right, strict=True):
-                cached, *found = ask(llm, prompt)
-                assert tuple(found) == expected
-                assert cached == 96 * again
-            snapshots, offload = parts_of(llm)
-            assert snapshots.num_loaded == 6 * again
-            assert not offload.stats.num_bad_files
+                assert ask(llm, prompt) == (96 * again, expected)
+            assert snapshots_of(llm).num_loaded == 6 * again
+            assert not offload_of(llm).stats.num_bad_files
     with engine(folder, **few | {"snapshot_memory": 0}, kv_disk_path=str(tmp_path / "kv")) as llm:
-        assert ask(llm, prompts[0]) == (96, *right[0]), "a row needs no snapshot in the pool"
+        assert ask(llm, prompts[0]) == (96, right[0]), "a row needs no snapshot in the pool"
     with engine(folder, **few | {"dtype": "bfloat16"}, kv_disk_path=str(tmp_path / "kv")) as llm:
         assert ask(llm, prompts[0])[0] == 0, "those of another dtype are not found"
 
@@ -77,42 +62,27 @@ def test_files_of_states_that_are_damaged_or_gone_are_computed_again(
     folder, [prompt, other] = family_checkpoint(tmp_path, "Qwen3.5"), prompts_of(2)
     options = SIZES | {"kv_disk_path": str(tmp_path / "kv")}
     with engine(folder, **options) as llm:
-        expected = ask(llm, prompt)[1:]
+        expected = ask(llm, prompt)[1]
         assert ask(llm, prompt[:70] + other)[0] == 0, "and it leaves the state behind 64, where the two part"
-        count = len(parts_of(llm)[1].state_groups)
-        hashes = [hash.hex() for hash, _ in llm.engine.scheduler.blocks.hit_hashes(_sequence(llm, prompt))]
+        count = len(offload_of(llm).state_groups)
+        sequence = submit(llm, prompt).sequences[0]
+        hashes = [hash.hex() for hash, _ in llm.engine.scheduler.blocks.hit_hashes(sequence)]
+        llm.engine.abort(sequence.request.request_id)
     assert count > 1
     [own] = (path.parent for path in (tmp_path / "kv").rglob("hash_seed"))
     states = {end: own / f"{hashes[end // 16 - 1]}-{count}.kv" for end in (32, 64, 96)}  # the last piece of each
     assert [path.exists() for path in states.values()] == [False, True, True]
     whole = {path: path.read_bytes() for path in own.glob("*.kv")}
 
-    def damaged(content: bytes) -> bytes:
-        return content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]
-
+    flipped = whole[states[96]][:-20] + bytes([whole[states[96]][-20] ^ 1]) + whole[states[96]][-19:]
     foreign = whole[own / f"{hashes[0]}-0.kv"]
-    for harm, words in (
-        (damaged, "its checksum is wrong"),
-        (lambda content: content[:-1], "bytes of K/V and a checksum"),
-        (lambda _: foreign, "it holds other tokens"),
-        (None, ""),
-    ):
-        for path, content in whole.items():
-            path.write_bytes(content)
-        if harm is None:
-            states[96].unlink()
-        else:
-            states[96].write_bytes(harm(whole[states[96]]))
+    for content, words in ((flipped, "its checksum is wrong"), (foreign, "it holds other tokens"), (None, "")):
+        for path, sound in whole.items():
+            path.write_bytes(sound)
+        states[96].unlink()
+        if content is not None:
+            states[96].write_bytes(content)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "nanoengine"), engine(folder, **options) as llm:
-            cached, *found = ask(llm, prompt)
-            assert tuple(found) == expected
-            assert cached == 64, "K/V of 96 tokens are there, and a state behind 64"
+            assert ask(llm, prompt) == (64, expected), "K/V of 96 tokens are there, and a state behind 64"
         assert words in caplog.text
-
-
-def _sequence(llm: LLM, prompt: list[int]) -> Any:
-    request = llm.engine.make_request(prompt, PARAMS)
-    llm.engine.submit(request)
-    llm.engine.abort(request.request_id)
-    return request.sequences[0]

@@ -212,7 +212,7 @@ def check_offload(engine: LLMEngine, offload: Offload) -> None:
         assert not disk.files & disk.writing
         [gate] = (part for part in engine.scheduler.parts if isinstance(part, FileGate))
         fetches = gate.fetches
-        assert sum(disk.wanted.values()) == sum(len(fetch.names) for fetch in fetches.values())
+        assert sum(disk.wanted.values()) == sum(map(len, fetches.values()))
         assert set(fetches) <= set(engine.scheduler.waiting)
     if not engine.scheduler.in_flight:
         assert not offload._in_flight

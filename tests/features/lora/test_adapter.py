@@ -84,11 +84,8 @@ def test_what_a_published_adapter_says_is_read(tmp_path: Path, published: dict[s
 
 BROKEN: list[tuple[dict[str, Any], type[NanoEngineError], str]] = [
     ({"r": 0}, InvalidWeights, "r is 0"),
-    ({"r": True}, InvalidWeights, "r is True"),
     ({"r": 3}, InvalidWeights, r"\[4, 16\] and \[24, 4\], not \[3, 16\]"),
-    ({"r": 2.5}, InvalidWeights, "r is 2.5"),
     ({"lora_alpha": float("inf")}, InvalidWeights, "lora_alpha"),
-    ({"lora_alpha": "8"}, InvalidWeights, "lora_alpha"),
     ({"rank_pattern": {"(": 4}}, UnsupportedModel, r"rank_pattern has the key '\(', and only names"),
     ({"alpha_pattern": {r"([a-z._0-9]+)+!": 4}}, UnsupportedModel, "alpha_pattern has the key"),
     ({"rank_pattern": ["q_proj"]}, InvalidWeights, "must be a table"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from nanoengine import LLM, LoRARequest, SamplingParams
-from tests.models.families import family_checkpoint
+from tests.features.lora.written import assert_logprobs
+from tests.models.families import engine, family_checkpoint
 
 peft = pytest.importorskip("peft", reason="peft is not installed; `pip install -e .[dev]` brings it")
 
@@ -45,13 +45,5 @@ def test_log_probabilities_are_those_of_peft(tmp_path: Path, name: str) -> None:
         with model.disable_adapter():
             plain = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     assert (right - plain).abs().max() > 0.1
-    options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 20, "max_model_len": 256, "enable_lora": True}
-    with LLM(str(folder), use_tqdm=False, **options) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=5, logprobs=5)
-        wanted = LoRARequest("own", 1, str(tmp_path / "adapter"))
-        (output,) = llm.generate([PROMPT], params, lora_request=wanted, use_tqdm=False)
-    assert output.prompt_logprobs is not None
-    assert output.outputs[0].logprobs is not None
-    for at, entries in enumerate([*output.prompt_logprobs[1:], *output.outputs[0].logprobs]):
-        assert entries is not None
-        assert all(abs(right[at, token].item() - entry.logprob) < 1e-4 for token, entry in entries.items())
+    with engine(folder, enable_lora=True) as llm:
+        assert_logprobs(llm, PROMPT, tmp_path / "adapter", right, 1e-4)

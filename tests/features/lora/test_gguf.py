@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from nanoengine import LoRARequest, SamplingParams
-from tests.features.lora.written import merged, write_adapter
+from tests.features.lora.written import assert_logprobs, merged, write_adapter
 from tests.models.families import engine, family_checkpoint
-from tests.models.gguf.written_hybrids import write_hybrid
+from tests.models.gguf.written import write_gguf
 
 PROMPT = [(7 * i + 3) % 250 for i in range(40)]
 
@@ -19,7 +18,7 @@ PROMPT = [(7 * i + 3) % 250 for i in range(40)]
 @pytest.mark.parametrize("num_value_heads", [2, 6])  # as many as keys: in order; more: tiled
 def test_value_heads_of_qwen35_are_found_where_the_file_has_them(tmp_path: Path, num_value_heads: int) -> None:
     folder = family_checkpoint(tmp_path / "model", "Qwen3.5", linear_num_value_heads=num_value_heads)
-    path = write_hybrid(folder, tmp_path / "model.gguf")
+    path = write_gguf(folder, tmp_path / "model.gguf")
     model = AutoModelForCausalLM.from_pretrained(folder)
     linear = {name: own.weight.shape for name, own in model.named_modules() if isinstance(own, torch.nn.Linear)}
     linear.pop("lm_head")
@@ -27,12 +26,6 @@ def test_value_heads_of_qwen35_are_found_where_the_file_has_them(tmp_path: Path,
     with torch.no_grad():
         right = merged(folder, adapter)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
         assert (right - model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)).abs().max() > 0.1
-    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=5)
     for file in (folder, path):
         with engine(file, tokenizer=str(folder), enable_lora=True) as llm:
-            wanted = LoRARequest("own", 1, str(adapter))
-            (output,) = llm.generate([PROMPT], params, lora_request=wanted, use_tqdm=False)
-        assert output.prompt_logprobs is not None
-        for at, entries in enumerate(output.prompt_logprobs[1:]):
-            assert entries is not None
-            assert all(abs(right[at, token].item() - entry.logprob) < 1e-3 for token, entry in entries.items())
+            assert_logprobs(llm, PROMPT, adapter, right, 1e-3)

@@ -23,7 +23,6 @@ from tests.kernels.marks import needs_kernels
 from tests.support import threads
 
 NUM_ADAPTERS = 5
-Call = Callable[[Tensor, Kernels], Tensor]
 
 
 @dataclass
@@ -91,86 +90,59 @@ def native() -> Kind:
     return kind_of([NativeKernels(activation_dtype=kind) for kind in kinds])
 
 
-def operation(case: Case) -> tuple[list[int], Callable[[Weight], Call], Callable[[Drawn], Tensor]]:
-    """A drawn function of kernels: outputs of its matrix; what calls it; what it should be, from sums in float64."""
-    rng, is_normed, is_gated = case.rng, case.rng.random() < 0.5, case.rng.random() < 0.5
-    half, activation = case.outputs, rng.choice(ACTIVATIONS)
-    parts = rng.choice([(half, half), (2 * half,), (half, 2 * half, half)])
-    norm = case.numbers(1, dtype=torch.float32)  # drawn again below: the matrix decides how many inputs there are
-    has_residual, has_bias = rng.random() < 0.5, not is_gated and rng.random() < 0.5
-    given: dict[str, Tensor] = {}
-
-    def call_of(weight: Weight) -> Call:
-        size = case.x.shape
-        given["norm"] = case.numbers(size[1], dtype=torch.float32) + norm
-        given["residual"], given["bias"] = case.numbers(*size), case.numbers(weight.shape[0])
-        bias = given["bias"] if has_bias else None
-
-        def call(rows: Tensor, kernels: Kernels) -> Tensor:
-            x = case.x[rows].clone()
-            gates = activation if is_gated else None
-            if not is_normed:
-                return kernels.product(x, weight, bias, activation=gates)[0]
-            residual = given["residual"][rows].clone() if has_residual else None
-            before = Norm(given["norm"], EPS)
-            out, total = kernels.product(x, weight, bias, norm=before, residual=residual, activation=gates)
-            summed = case.x[rows] + given["residual"][rows] if has_residual else case.x[rows]
-            assert torch.equal(total.nan_to_num(), summed.nan_to_num())
-            return out
-
-        return call
-
-    def expected(drawn: Drawn) -> Tensor:
-        x = case.x
-        if is_normed:
-            x = case.x + given["residual"] if has_residual else case.x
-            x = case.kernels.rms_norm(x, given["norm"], EPS)
-        sums = case.kernels.logits(x, drawn.weight).double() + drawn.delta(x)
-        if not is_gated:
-            return sums + given["bias"].double() if has_bias else sums
-        return GATES[activation](*sums.chunk(2, 1))
-
-    return list(parts), call_of, expected
-
-
 def check(kind: Kind, seed: int) -> None:
+    """A drawn product of kernels, from sums in float64."""
     case = Case(kind, seed)
-    outputs, call_of, expected = operation(case)
-    drawn = draw(case, outputs)
-    call, rows = call_of(drawn.weight), torch.arange(case.rows)
-    plain = call(rows, case.kernels)
-    products = drawn.products()
+    rng, half, every = case.rng, case.outputs, torch.arange(case.rows)
+    drawn = draw(case, rng.choice([(half, half), (2 * half,), (half, 2 * half, half)]))
+    activation = rng.choice([None, *ACTIVATIONS])
+    norm = Norm(1 + case.numbers(case.inputs, dtype=torch.float32) / 4, EPS) if rng.random() < 0.5 else None
+    residual = None if norm is None else case.maybe(case.numbers(*case.x.shape) / 8)
+    bias = None if activation is not None else case.maybe(case.numbers(drawn.weight.shape[0]))
+
+    def call(rows: Tensor) -> Tensor:
+        x, before = case.x[rows], None if residual is None else residual[rows]
+        options = {"norm": norm, "residual": None if before is None else before.clone(), "activation": activation}
+        out, total = case.kernels.product(x.clone(), drawn.weight, bias, **options)
+        assert torch.equal(total.nan_to_num(), (x if before is None else x + before).nan_to_num())
+        return out
+
+    x = case.x if residual is None else case.x + residual
+    x = x if norm is None else case.kernels.rms_norm(x, norm.weight, EPS)
+    right = case.kernels.logits(x, drawn.weight).double() + drawn.delta(x)
+    right = right if bias is None else right + bias.double()
+    right = right if activation is None else GATES[activation](*right.chunk(2, 1))
+    plain, products = call(every), drawn.products()
     for slot, parts in enumerate(drawn.adapters):
         products.put(slot, adapter_of(parts))
     products.install()
     try:
         products.begin([])
-        assert torch.equal(call(rows, case.kernels), plain), "no row has an adapter"
-        right = expected(drawn)
+        assert torch.equal(call(every), plain), "no row has an adapter"
         products.begin(groups_of(drawn.slots))
-        found, base = call(rows, case.kernels), torch.from_numpy(drawn.slots < 0)
+        found, base = call(every), torch.from_numpy(drawn.slots < 0)
         tolerance = 1e-4 if case.dtype is torch.float32 else 0.04  # activations may have 8 bits
         assert ((found.double() - right).norm(dim=1) <= tolerance * right.norm(dim=1) + tolerance).all()
         if kind.is_native:
             assert torch.equal(found[base], plain[base]), "rows without adapters are what they were"
             with threads(2):
-                assert torch.equal(call(rows, case.kernels), found)
+                assert torch.equal(call(every), found)
             check_alone(drawn, products, call, found)
     finally:
         vars(case.kernels).pop("product", None)
 
 
-def check_alone(drawn: Drawn, products: AdaptedProducts, call: Call, found: Tensor) -> None:
+def check_alone(drawn: Drawn, products: AdaptedProducts, call: Callable[[Tensor], Tensor], found: Tensor) -> None:
     """Some rows by themselves, and all beside a row that is not finite."""
     case = drawn.case
     some = torch.tensor(case.rng.sample(range(case.rows), case.rng.randint(1, min(case.rows, 9))))
     products.begin(groups_of(drawn.slots[some.numpy()]))
-    assert torch.equal(call(some, case.kernels), found[some])
+    assert torch.equal(call(some), found[some])
     spoilt = case.rng.randrange(case.rows)
     case.x[spoilt, 0] = torch.nan
     products.begin(groups_of(drawn.slots))
-    rest = torch.arange(case.rows) != spoilt
-    assert torch.equal(call(torch.arange(case.rows), case.kernels)[rest], found[rest])
+    every = torch.arange(case.rows)
+    assert torch.equal(call(every)[every != spoilt], found[every != spoilt])
 
 
 @needs_kernels

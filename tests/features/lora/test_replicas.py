@@ -20,11 +20,12 @@ from nanoengine.features.lora.adapters import SALT, Adapters
 from nanoengine.features.lora.options import LoRAOptions
 from nanoengine.models.names import DEMO
 from nanoengine.scale.replicas.engine import ReplicatedEngine
-from tests.features.lora.test_adapters import own_adapters, said
+from tests.features.lora.test_adapters import own_adapters
 from tests.features.lora.written import linear_layers, write_adapter
 from tests.scale.replicas.test_demo import OPTIONS
 from tests.scale.replicas.test_fleet import draw_way
 from tests.scale.replicas.world import World, answers, draw_requests, expected
+from tests.scale.seen import told
 
 MOST = 3
 FAKES = {f"{i}": Adapter(f"{i}", f"{i}", f"digest {i}", {}) for i in range(6)}
@@ -129,20 +130,21 @@ def test_two_engines_in_processes_say_what_one_says(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=10, logprobs=1, ignore_eos=True)
     options = OPTIONS | {"num_threads": 1, "enable_lora": True, "max_loras": 2}
     with LLM("demo", **options) as llm:
-        right = [said(own) for own in llm.generate(prompts, params, lora_request=each, use_tqdm=False)]
+        right = told(llm.generate(prompts, params, lora_request=each, use_tqdm=False))
     assert len({str(own) for own in right}) == len(right)
     options |= {"replicas": 2, "lora_modules": [f"{own.lora_name}={own.lora_path}" for own in adapters]}
     with LLM("demo", **options) as llm:
         shutil.rmtree(tmp_path / "0")
         asked = [own and LoRARequest(own.lora_name) for own in each]
-        found = llm.generate(prompts, params, lora_request=asked, use_tqdm=False)
-        assert [said(own) for own in found] == right
+        assert told(llm.generate(prompts, params, lora_request=asked, use_tqdm=False)) == right
         [again] = llm.generate(prompts[1:2], params, lora_request=asked[1], use_tqdm=False)
-        assert (said(again), again.num_cached_tokens) == (right[1], 32), "the router knows who has computed it for whom"
+        assert (told([again]), again.num_cached_tokens) == (right[1:2], 32), (
+            "the router knows who has computed it for whom"
+        )
         own_adapters(llm).unload("adapter 0")
         third = LoRARequest("third", 3, str(write_adapter(tmp_path / "2", layers, 2, size=0.2)))
-        found = llm.generate(prompts, params, lora_request=third, use_tqdm=False)
-        assert not any(said(own) in right for own in found)
+        found = told(llm.generate(prompts, params, lora_request=third, use_tqdm=False))
+        assert not any(answer in right for answer in found)
         engine = llm.engine
         assert isinstance(engine, ReplicatedEngine)
         assert all(len(own.adapters) <= 2 for own in engine.fleet.replicas.values())

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from nanoengine import LLM, LoRARequest, SamplingParams
 from nanoengine.features.lora.adapter import Adapter, Projection
 
 CONFIG: dict[str, Any] = {
@@ -101,3 +102,14 @@ def adapter_of(projections: Mapping[str, tuple[Tensor, Tensor, float]], digest: 
         own = (part.contiguous().view(torch.uint8).numpy().tobytes() for part in (a, b))
         found[name] = Projection(len(a), scale, kinds, *own)
     return Adapter("drawn", "nowhere", digest, found)
+
+
+def assert_logprobs(llm: LLM, prompt: list[int], adapter: Path, right: Tensor, within: float) -> None:
+    """The log probabilities of a prompt, and of the token behind it, are those of [tokens, vocab_size] `right`."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=5, logprobs=5)
+    request = LoRARequest("own", 1, str(adapter))
+    (output,) = llm.generate([prompt], params, lora_request=request, use_tqdm=False)
+    entries = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+    assert len(entries) == len(prompt)
+    for at, entry in enumerate(entries):
+        assert all(abs(right[at, token].item() - each.logprob) < within for token, each in entry.items())

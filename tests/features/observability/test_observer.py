@@ -110,7 +110,7 @@ def test_cached_tokens_are_no_work_but_part_of_the_prompt() -> None:
     assert (times.num_prompt_tokens, times.num_cached_prompt_tokens) == (20, 8)
     observed.check(prompt_length=(2, 20), computed_prompt_length=(2, 12), tokens_of_step=(2, 12 + 2))
     cache = observed.snapshot().cache
-    assert (cache.num_queried_tokens, cache.num_hit_tokens) == (20, 8)
+    assert (cache.num_queried_tokens, cache.num_hit_tokens, cache.hit_rate) == (20, 8, 0.4)
 
 
 @pytest.mark.parametrize("kind", ["caching is off", "it must compute all of its prompt"])

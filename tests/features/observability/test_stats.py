@@ -37,14 +37,6 @@ def test_the_time_of_a_mixed_step_is_shared_out_by_its_tokens_drafts_included() 
     assert stats.num_mixed_steps == 1
 
 
-def test_nobody_asked_is_not_the_same_as_nothing_found() -> None:
-    stats = CacheStats()
-    assert stats.hit_rate is None
-    stats.record(90, 0, resumed=False)
-    stats.record(10, 10, resumed=False)
-    assert stats.hit_rate == pytest.approx(0.1)
-
-
 def test_counters_of_two_engines_are_added() -> None:
     one, two = Observed(num_blocks=100), Observed(num_blocks=300)
     one.sources["speculation"] = lambda: SpeculationStats(num_runs=3, tried_at=[3, 2], accepted_at=[1, 0])

@@ -15,6 +15,8 @@ from nanoengine.features.observability.observer import Observer
 from nanoengine.features.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, make_engine
 
+BLOCK_SIZE = 4
+
 
 class Clock:
     def __init__(self) -> None:
@@ -27,8 +29,8 @@ class Clock:
 class SlowModel(ToyModel):
     """Each step takes a quarter of a second."""
 
-    def __init__(self, block_size: int = 4, **options: Any):
-        super().__init__(block_size, **options)
+    def __init__(self, **options: Any):
+        super().__init__(BLOCK_SIZE, **options)
         self.clock: Clock | None = None
 
     def launch(self, plan: StepPlan) -> Done:
@@ -45,7 +47,6 @@ class Observed:
         *,
         model: ToyModel | None = None,
         num_blocks: int = 400,
-        block_size: int = 4,
         max_model_len: int = 60,
         enable_prefix_caching: bool = True,
         num_groups: int = 1,
@@ -54,13 +55,13 @@ class Observed:
         **options: Any,
     ):
         self.clock = Clock()
-        self.model = SlowModel(block_size) if model is None else model
+        self.model = SlowModel() if model is None else model
         if isinstance(self.model, SlowModel):
             self.model.clock = self.clock
         self.sources: dict[str, Any] = {}
         self.observer = Observer(
             max_model_len,
-            blocks_of_longest or num_groups * -(-max_model_len // block_size),
+            blocks_of_longest or num_groups * -(-max_model_len // BLOCK_SIZE),
             enable_prefix_caching=enable_prefix_caching,
             sources=self.sources,
             clock=self.clock,
@@ -68,7 +69,7 @@ class Observed:
         layouts = [KVLayout() for _ in range(num_groups)]
         self.model.layouts = layouts
         blocks = BlockManager(
-            num_blocks, block_size, layouts, [self.observer.events], enable_prefix_caching=enable_prefix_caching
+            num_blocks, BLOCK_SIZE, layouts, [self.observer.events], enable_prefix_caching=enable_prefix_caching
         )
         self.engine: LLMEngine = make_engine(
             model=self.model,

@@ -1,8 +1,6 @@
-"""PoolingParams."""
+"""PoolingParams and PoolingOptions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +11,14 @@ from nanoengine.features.pooling.options import PoolingOptions
 from nanoengine.features.pooling.pooler import vector
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"pooling": "cls"}, "pooling is 'cls': it must be one of last, mean"),
-        ({"pooling": 1}, "pooling is 1"),
-        ({"normalize": 1}, "normalize is 1: it must be True or False"),
-        ({"dimensions": 0}, "dimensions is 0"),
-        ({"dimensions": 2.0}, "dimensions is 2.0: it must be an integer"),
-        ({"dimensions": True}, "dimensions is True: it must be an integer"),
-    ],
-    ids=str,
-)
-def test_bad_values_are_named(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidSamplingParams, match=words):
-        PoolingParams(**values)
+def test_bad_values_are_named() -> None:
+    """Those of other types: tests/test_any_value.py."""
+    with pytest.raises(InvalidSamplingParams, match="pooling is 'cls': it must be one of last, mean"):
+        PoolingParams(pooling="cls")
+    with pytest.raises(InvalidSamplingParams, match="dimensions is 0"):
+        PoolingParams(dimensions=0)
+    with pytest.raises(InvalidConfig, match="pooling is 'cls'"):
+        PoolingOptions(pooling="cls")
 
 
 def test_what_nobody_said_is_the_models() -> None:
@@ -49,8 +40,3 @@ def test_a_vector_is_cut_before_its_length_is_taken() -> None:
     assert vector(pooled, PoolingParams(dimensions=2, normalize=True)).tolist() == [np.float32(0.6), np.float32(0.8)]
     assert vector(pooled, PoolingParams(normalize=False)).tolist() == [3.0, 4.0, 12.0]
     assert vector(np.zeros(3), PoolingParams(normalize=True)).tolist() == [0.0, 0.0, 0.0]
-
-
-def test_an_option_that_cannot_work_is_named() -> None:
-    with pytest.raises(InvalidConfig, match="pooling"):
-        PoolingOptions(pooling="cls")

@@ -90,6 +90,17 @@ def reference(
     return result
 
 
+def sampler_with_part(
+    num_rows: int, vocab_size: int, kernels: CoreKernels, device: Device, **runner: Any
+) -> tuple[Sampler, SamplingPart]:
+    """A sampler with all processors and a verifier; `runner`: what else its part needs of a runner."""
+    sampler = Sampler(num_rows, vocab_size, kernels, device)
+    sampler.verifier = DraftVerifier(device)
+    rows = SimpleNamespace(padding_row=num_rows, token_ids=runner.pop("token_ids", {}))
+    fields: Any = SimpleNamespace(rows=rows, sampler=sampler, device=device, parts=[], **runner)
+    return sampler, SamplingPart(fields)
+
+
 class Bench:
     """A sampler with all processors, called as the runner calls it: rows on the host and on the device, and padding."""
 
@@ -99,11 +110,7 @@ class Bench:
         self.num_rows, self.vocab_size = num_rows, vocab_size
         self.device = TestDevice() if device is None else device
         self.kernels = kernels or WatchedKernels()
-        self.sampler = Sampler(num_rows, vocab_size, self.kernels, self.device)
-        self.sampler.verifier = DraftVerifier(self.device)
-        rows = SimpleNamespace(padding_row=num_rows, token_ids={})
-        runner: Any = SimpleNamespace(rows=rows, sampler=self.sampler, device=self.device, parts=[])
-        self.part = SamplingPart(runner)
+        self.sampler, self.part = sampler_with_part(num_rows, vocab_size, self.kernels, self.device)
         self.last_tokens = torch.full((num_rows + 1,), -1)
 
     @property

@@ -19,6 +19,9 @@ class Model:
         return [int(letter) for letter in text.strip()]
 
 
+BOTH_END = {"allowed_token_ids": [2, 3], "stop_token_ids": [3]}
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -30,6 +33,10 @@ class Model:
         ({"logit_bias": {10: 1.0}}, "logit_bias holds 10: the vocabulary has 10 tokens"),
         ({"allowed_token_ids": [10]}, "allowed_token_ids holds 10: the vocabulary has 10 tokens"),
         ({"min_tokens": 100, "max_tokens": None}, "min_tokens is 100, but max_model_len.* is 100"),
+        (BOTH_END | {"min_tokens": 1}, "min_tokens forbids each of the 2 tokens"),
+        (BOTH_END | {"min_tokens": 1, "ignore_eos": True}, None),
+        (BOTH_END, None),
+        (BOTH_END | {"min_tokens": 1, "allowed_token_ids": [2, 3, 4]}, None),
     ],
     ids=str,
 )
@@ -39,23 +46,4 @@ def test_what_the_model_cannot_hold_is_named(params: dict[str, Any], message: st
         assert own.for_model(Model()) is own
         return
     with pytest.raises(InvalidSamplingParams, match=message):
-        own.for_model(Model())
-
-
-@pytest.mark.parametrize(
-    ("params", "fine"),
-    [
-        ({"allowed_token_ids": [2, 3], "min_tokens": 1}, False),  # both end the sequence
-        ({"allowed_token_ids": [2, 3], "min_tokens": 1, "ignore_eos": True}, True),
-        ({"allowed_token_ids": [2, 3]}, True),  # and may
-        ({"allowed_token_ids": [2, 3, 4], "min_tokens": 1}, True),
-    ],
-    ids=str,
-)
-def test_params_that_leave_nothing_to_sample_from_are_an_error(params: dict[str, Any], fine: bool) -> None:
-    own = SamplingParams(stop_token_ids=[3], **params)
-    if fine:
-        own.for_model(Model())
-        return
-    with pytest.raises(InvalidSamplingParams, match="min_tokens forbids each of the 2 tokens"):
         own.for_model(Model())

@@ -15,7 +15,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.collector import MAX_PROMPT_LOGPROBS
 from nanoengine.features.sampling.params import SamplingParams
-from tests.core.lives import check_lives
+from tests.core.lives import check_lives, draw_requests
 from tests.core.toys import VOCAB, ToyTokenizer, run
 from tests.features.sampling.toy_engine import SampledToy, adapter_digest, alone, logits_of, make
 from tests.features.speculation.toys import Drafted, ToyDrafter
@@ -42,16 +42,6 @@ def draw_params(rng: random.Random, number: int) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, **found)
 
 
-def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
-    rng = random.Random(seed)
-    shared = [rng.randrange(VOCAB) for _ in range(20)]
-    requests = []
-    for number in range(12):
-        prompt = shared[: rng.choice([0, 8, 20])] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 15))]
-        requests.append(engine.make_request(prompt, draw_params(rng, number)))
-    return requests
-
-
 class Sampled(Drafted):
     """Params of all kinds, and log probabilities, which are told with the tokens."""
 
@@ -64,7 +54,7 @@ class Sampled(Drafted):
         return make(SampledToy(4, failing=failing), self.parts(), **way)
 
     def requests(self, engine: LLMEngine) -> list[Request]:
-        return draw_requests(engine, self.seed)
+        return draw_requests(engine, self.seed, draw_params)
 
     def answers(self, requests: list[Request]) -> list[Any]:
         return [
@@ -84,7 +74,7 @@ class Sampled(Drafted):
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> None:
     plug = Sampled(seed)
-    check_lives(plug, 15)
+    check_lives(plug, 12)
     for seq in [seq for request in plug.plain for seq in request.sequences]:
         tokens, logprobs = alone(seq)
         assert seq.output_token_ids == tokens

@@ -96,13 +96,6 @@ def test_rows_come_and_go_and_each_is_sampled_by_its_own_wishes_and_tokens(seed:
                 del alive[row]
 
 
-def test_bias_comes_before_penalties_which_count_the_output() -> None:
-    own = sampling(prompt=1, logit_bias={3: 8.0}, repetition_penalty=2.0, presence_penalty=1.0)
-    assert check(torch.zeros(VOCAB), own, [0, 3])[3] == 8.0 / 2.0 - 1.0, "bias comes before penalties"
-    own = sampling(prompt=3, frequency_penalty=0.5, presence_penalty=0.25)
-    assert check(torch.zeros(VOCAB), own, [4, 4, 5, 5, 6, 6, 6])[[4, 5, 6, 7]].tolist() == [0.0, -0.75, -1.75, 0.0]
-
-
 def test_counts_are_allocated_for_the_first_row_that_asks_and_never_again() -> None:
     """Warm-up sees all that they ever take, and nobody pays who asks for none."""
     penalties = Penalties(1000, VOCAB, TestDevice())

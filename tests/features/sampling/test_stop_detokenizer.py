@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -63,17 +63,9 @@ def test_a_character_comes_with_its_last_byte(pieces: list[bytes | str], texts: 
     assert stream(pieces) == texts
 
 
-@pytest.mark.parametrize("byte", [b"\xff", b"\x80", b"\xf0"])
-def test_a_long_run_of_invalid_bytes_is_released_as_it_comes(byte: bytes) -> None:
-    """All but the last three, which a later byte may still turn into one character."""
-    texts = stream([b"a", *[byte] * 20])
-    assert [len(text) for text in texts[:-1]] == [1] + [1 + max(0, n - 3) for n in range(1, 21)]
-    assert texts[-1] == "a" + "\ufffd" * 20
-
-
 @FAST
 @given(
-    st.lists(st.sampled_from(["a", " b", "é", "\U0001f600", "\ufffd", " ", b"\xf0\x9f", b"\x98\x80"])),
+    st.lists(st.sampled_from(["a", " b", "é", "\U0001f600", "\ufffd", " ", "  ", "", b"\xf0\x9f", b"\x98\x80"])),
     st.integers(0, 20),
 )
 def test_behind_a_prompt_the_text_is_what_its_tokens_add(pieces: list[bytes | str], cut: int) -> None:
@@ -82,7 +74,7 @@ def test_behind_a_prompt_the_text_is_what_its_tokens_add(pieces: list[bytes | st
     def decode(ids: Sequence[int]) -> str:
         return decoder_of(pieces)(ids).removeprefix(" ")
 
-    cut = min(cut, len(pieces))
+    cut %= len(pieces) + 1
     for detokenizer in (Detokenizer(decode, range(cut)), StopDetokenizer(decode, prompt=range(cut))):
         for token in range(cut, len(pieces)):
             detokenizer.push(token)
@@ -103,20 +95,18 @@ UNDECODABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", [Detokenizer, StopDetokenizer])
 @pytest.mark.parametrize("pieces", UNDECODABLE.values(), ids=UNDECODABLE)
-def test_an_undecodable_text_of_any_length_costs_the_same_for_each_token(
-    pieces: list[bytes], kind: type[Detokenizer]
-) -> None:
+def test_an_undecodable_text_of_any_length_costs_the_same_for_each_token(pieces: list[bytes]) -> None:
     """The engine decodes between two steps, so one such text must not hold up all others. A character behind it comes whole."""
     lengths = []
     vocabulary = decoder_of([*pieces, "😀!"])
     tokens = list(itertools.islice(itertools.cycle(range(len(pieces))), 3000))
-    detokenizer = kind(lambda ids: (lengths.append(len(ids)), vocabulary(ids))[1])
-    for token in tokens:
+    detokenizer = StopDetokenizer(lambda ids: (lengths.append(len(ids)), vocabulary(ids))[1])
+    for number, token in enumerate(tokens, 1):
         detokenizer.push(token)
+        if number < 20 or number == len(tokens):
+            assert len(vocabulary(tokens[:number])) - len(detokenizer.text) <= 3
     assert max(lengths) <= 70
-    assert len(vocabulary(tokens)) - len(detokenizer.text) <= 3
     detokenizer.push(len(pieces))
     assert detokenizer.text == vocabulary([*tokens, len(pieces)])
 
@@ -151,17 +141,6 @@ def test_decoders_to_which_an_incomplete_character_looks_like_several_give_whole
 def test_a_run_of_bytes_that_byte_fallback_cannot_read_stays_unread() -> None:
     data = b"\xe6" + "日".encode() * 100
     assert texts_of(StopDetokenizer(byte_fallback), data)[0][-1] == byte_fallback(data) == "\ufffd" * 301
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["▁", "▁", "a"], ["▁", "▁a"], ["", "▁", "", "▁▁"], ["▁▁", "a"], ["a", "▁", "▁", "b"], ["▁one", "", "▁two"]],
-)
-def test_a_decoder_that_drops_the_first_space_drops_only_one(words: list[str]) -> None:
-    """It is given the token before. The first may be that space alone: it has no text, but the next one must keep its own."""
-    decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    detokenizer = StopDetokenizer(lambda ids: decoder.decode([words[i] for i in ids]))
-    assert texts_of(detokenizer, range(len(words)))[0][-1] == "".join(words).replace("▁", " ").removeprefix(" ")
 
 
 fragments = st.lists(
@@ -207,7 +186,7 @@ WORDS: dict[str, tuple[decoders.Decoder | None, list[str]]] = {
 """Tokens of texts by decoder, those of a word or a character together; without one they are bytes."""
 
 
-@FAST
+@settings(FAST, max_examples=200)
 @given(st.sampled_from(sorted(WORDS)), st.randoms(use_true_random=False), st.sampled_from([0, 0, 0.02, 0.5]))
 def test_tokens_that_are_read_together_have_the_text_of_each_in_turn(
     kind: str, rng: random.Random, num_broken: float

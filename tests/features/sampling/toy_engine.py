@@ -15,15 +15,12 @@ from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import RowSampling, Run, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
-from nanoengine.core.sampler import Sampler
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 from nanoengine.features.sampling.collector import Collector
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.features.sampling.runner_part import SamplingPart
-from nanoengine.features.speculation.verification import DraftVerifier
 from tests.core.toys import EOS, VOCAB, Done, ToyModel, make_engine
-from tests.features.sampling.rows import CPU, Bench, begin, reference
+from tests.features.sampling.rows import CPU, Bench, begin, reference, sampler_with_part
 
 NUM_ROWS = 100
 
@@ -50,15 +47,9 @@ class SampledToy(ToyModel):
 
     def __init__(self, block_size: int, **options: Any):
         super().__init__(block_size, **options)
-        self.device = Device(CPU)
-        self.sampler = Sampler(NUM_ROWS, VOCAB, CoreKernels(), self.device)
-        self.sampler.verifier = DraftVerifier(self.device)
         self.token_ids: dict[int, list[int]] = {}
-        rows = SimpleNamespace(padding_row=NUM_ROWS, token_ids=self.token_ids)
-        model = SimpleNamespace(compute_logits=logits_of)
-        self.part = SamplingPart(
-            SimpleNamespace(rows=rows, sampler=self.sampler, device=self.device, model=model, parts=[])  # type: ignore[arg-type]
-        )
+        runner = {"token_ids": self.token_ids, "model": SimpleNamespace(compute_logits=logits_of)}
+        self.sampler, self.part = sampler_with_part(NUM_ROWS, VOCAB, CoreKernels(), Device(CPU), **runner)
         self.last_tokens = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
         self.digests: list[int] = []
 

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.speculation.speculation import Speculation
 from tests.core.toys import VOCAB
-
-FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 Say = Callable[[Seq[int], int], Seq[int]]
 """What a proposer says behind some tokens, if asked for so many."""

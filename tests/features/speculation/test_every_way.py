@@ -70,13 +70,13 @@ class Proposed(Plug):
 @pytest.mark.parametrize("who", [*HARM, "ngram"])
 def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
     plug = Proposed(0, who)
-    check_lives(plug, 24)
+    check_lives(plug, 14)
     assert who != "silent" or not plug.seen["postponed"]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_drafter_changes_nothing(seed: int) -> None:
-    check_lives(Drafted(seed), 40)
+    check_lives(Drafted(seed), 21)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

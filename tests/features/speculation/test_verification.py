@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanoengine.core.device import Device
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Run, StepPlan
 from nanoengine.features.speculation.verification import Drafts, DraftVerifier
-from tests.features.speculation.scripted import FAST
+from tests.drawn import FAST
 
 DEVICE = Device(torch.device("cpu"))
 tokens_of = st.integers(0, 2)  # few, so that drafts are often right

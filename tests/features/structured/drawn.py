@@ -9,31 +9,18 @@ from typing import Any
 
 from nanoengine import SamplingParams
 
+COUNTED = {"kind": {"enum": ["function", "class"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}}
+TAG = {"structures": [{"begin": "def ", "schema": {"enum": ["f"]}, "end": "()"}], "triggers": ["def"]}
 KINDS: dict[str, tuple[dict[str, Any], Any]] = {
     "json": (
-        {
-            "json": {
-                "type": "object",
-                "properties": {
-                    "kind": {"enum": ["function", "class"]},
-                    "count": {"type": "integer", "minimum": 0, "maximum": 99},
-                },
-                "required": ["kind", "count"],
-                "additionalProperties": False,
-            }
-        },
+        {"json": {"type": "object", "properties": COUNTED, "required": [*COUNTED], "additionalProperties": False}},
         lambda text: json.loads(text).keys() == {"kind", "count"},
     ),
     "choice": ({"choice": ["red", "reddish", "green"]}, lambda text: text in ("red", "reddish", "green")),
     "regex": ({"regex": "[0-9]{3,8}(-x)?"}, lambda text: re.fullmatch("[0-9]{3,8}(-x)?", text)),
     "grammar": ({"grammar": 'root ::= "(" ("a" | "b"){1,5} ")"'}, lambda text: re.fullmatch(r"\([ab]{1,5}\)", text)),
     "tag": (
-        {
-            "structural_tag": {
-                "structures": [{"begin": "def ", "schema": {"enum": ["f"]}, "end": "()"}],
-                "triggers": ["def"],
-            }
-        },
+        {"structural_tag": TAG},
         lambda text: all(rest.startswith(' "f"()') for rest in text.split("def")[1:]),
     ),
 }

@@ -32,7 +32,7 @@ def drawn_schema(rng: random.Random, depth: int = 4) -> Any:
         )
     schema: Fields = {}
     for _ in range(rng.randrange(1, 5)):
-        name = rng.choice(KEYWORDS)
+        name = rng.choice(KEYWORDS.split())
         if rng.random() < 0.1:
             schema[name] = value(rng)
         elif name in ("properties", "patternProperties", "$defs", "dependentSchemas"):
@@ -57,22 +57,11 @@ def drawn_schema(rng: random.Random, depth: int = 4) -> Any:
     return schema
 
 
-KEYWORDS = (
-    *("type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const", "pattern"),
-    *(
-        "format",
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "multipleOf",
-    ),
-    *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$defs", "patternProperties", "propertyNames", "minProperties"),
-    *("uniqueItems", "contains", "dependentSchemas", "x-guidance", "$anchor", "$id", "definitions"),
-)
+KEYWORDS = """
+    type properties required additionalProperties items prefixItems enum const pattern format minLength maxLength minItems
+    maxItems minimum maximum exclusiveMinimum multipleOf allOf anyOf oneOf not if $ref $defs patternProperties propertyNames
+    minProperties uniqueItems contains dependentSchemas x-guidance $anchor $id definitions
+"""
 
 
 def drawn_regex(rng: random.Random) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from nanoengine import SamplingParams
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.errors import InvalidSamplingParams
-from nanoengine.features.sampling import params as sampling_params
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.tool_calls.schemas import MAX_CHARS
 
@@ -76,6 +76,6 @@ def test_what_cannot_work_is_named(fields: Any, match: str) -> None:
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling_params, "find_spec", lambda name: None if name == "llguidance" else 1)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidSamplingParams, match="pip install llguidance"):
         SamplingParams(structured_outputs={"regex": "a"})

@@ -15,9 +15,9 @@ from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, THINK
 from nanoengine.features.tool_calls.grammar import call_grammar
 from nanoengine.features.tool_calls.tool import choose, read_tools
 from nanoengine.models.names import DEMO
+from tests.features.structured.demo import EOS, accepts_all
 from tests.features.tool_calls.test_parser import BY_NAME
 
-EOS = 0
 PLACE = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -59,7 +59,6 @@ def accepts(grammars: Grammars) -> Accepts:
         lark = call_grammar(
             BY_NAME[name], choose(read_tools(tools), choice, parallel=max_calls is None), added.get, **options
         )
-        tokens = [*grammars.tokenizer.encode(text, add_special_tokens=False), EOS]
-        return grammars.matcher(StructuredOutputs(grammar=lark)).validate_tokens(tokens) == len(tokens)
+        return accepts_all(grammars.matcher(StructuredOutputs(grammar=lark)), grammars.tokenizer, text)
 
     return accept

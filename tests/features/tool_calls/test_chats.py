@@ -60,14 +60,12 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(params=["harmony", "qwen3_coder", "demo"])
-def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path) -> Iterator[Chats]:
+def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chats:
     """Those of the demo model in formats of each kind: its own template knows of no tools."""
-    own = llm.chats
     if request.param != "demo":
-        llm.chats = Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param))))
+        monkeypatch.setattr(llm, "chats", Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param)))))
         assert llm.chats.prompt([USER], TOOLS).format == BY_NAME[request.param]
-    yield llm.chats
-    llm.chats = own
+    return llm.chats
 
 
 def answers(llm: LLM, choice: Any, tools: Any = TOOLS, max_tokens: int = 250, **options: Any) -> list[Answer]:
@@ -175,16 +173,14 @@ def test_neither_can_be(tmp_path: Path) -> None:
     assert prompt_with(deaf, tmp_path).text == "How is it in Rome?"
 
 
-def test_a_prompt_may_begin_a_thought(tmp_path: Path) -> None:
+def test_a_prompt_may_begin_a_thought(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for end in ("<think>\n\n</think>\n\n", "", "<think>", "<think>\n"):
         template = f"{BASE}{{# </think> #}}{{{{ {end!r} }}}}"
         prompt = prompt_with(template, tmp_path, tools=TOOLS, tool_choice="required")
         assert (prompt.thinks, prompt.is_thinking) == (True, end in ("<think>", "<think>\n"))
-    with LLM(
-        str(tmp_path), use_tqdm=False, dtype="float32", device="cpu", max_model_len=1500, num_kv_blocks=200
-    ) as own:
-        outputs = own.chat([USER], SamplingParams(max_tokens=30, seed=2), tools=TOOLS, use_tqdm=False)
-        assert own.chats.read(outputs[0], TOOLS)[0].reasoning
+    monkeypatch.setattr(llm, "chats", Chats(HFTokenizer(tmp_path)))
+    outputs = llm.chat([USER], SamplingParams(max_tokens=30, seed=2), tools=TOOLS, use_tqdm=False)
+    assert llm.chats.read(outputs[0], TOOLS)[0].reasoning
 
 
 # ---- special tokens
@@ -240,40 +236,19 @@ def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
         llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)
 
 
-SMOLLM2 = DOWNLOADS["smollm2"].path
 QWEN = DOWNLOADS["smollm2"].path.with_name("qwen2.5-coder-0.5b-instruct.q4.gguf")
 
 
-@pytest.mark.parametrize("model", [QWEN, SMOLLM2], ids=["Qwen2.5-Coder", "SmolLM2"])
-def test_answers_of_small_models_end_if_forced_and_qwen_calls_by_itself(model: Path) -> None:
-    """Behind a forced call Qwen2.5 writes the end of a line, then its own end: without a blank there it would call for ever.
-    SmolLM2 would make the same call again and again. By itself Qwen2.5 writes the object alone, though its template asks for
-    marks.
-    """
-    if not model.is_file():
-        pytest.skip(f"{model.name} is not among the models that `nanoengine fetch` gets, or beside them")
+def test_qwen_calls_by_itself() -> None:
+    """It writes the object alone, though its template asks for marks."""
+    if not QWEN.is_file():
+        pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     weather = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": schema}}
-
-    def asked(*questions: str) -> list[list[dict[str, str]]]:
-        return [[{"role": "user", "content": own}] for own in questions]
-
-    with LLM(str(model), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
-        messages = asked("What time is it?", "Weather in Oslo and in Paris, please.")
-        params = SamplingParams(temperature=0, max_tokens=150)
-        forced = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
-        for output in forced:
-            [answer] = llm.chats.read(output, TOOLS, "required")
-            assert output.outputs[0].finish_reason == "stop"
-            assert answer.calls
-            assert not answer.text
-            assert len({(call.name, call.arguments) for call in answer.calls}) == len(answer.calls)
-        if model == QWEN:
-            messages, params = (
-                asked("How is the weather in Rome?", "Say hello."),
-                SamplingParams(temperature=0, max_tokens=24),
-            )
-            free = llm.chat(messages, params, tools=[weather], use_tqdm=False)
-            answers = [llm.chats.read(output, [weather])[0] for output in free]
-            told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
-            assert told == [(True, [{"city": "Rome"}]), (False, [])]
+    messages = [[{"role": "user", "content": own}] for own in ("How is the weather in Rome?", "Say hello.")]
+    with LLM(str(QWEN), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
+        params = SamplingParams(temperature=0, max_tokens=24)
+        free = llm.chat(messages, params, tools=[weather], use_tqdm=False)
+        answers = [llm.chats.read(output, [weather])[0] for output in free]
+        told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
+        assert told == [(True, [{"city": "Rome"}]), (False, [])]

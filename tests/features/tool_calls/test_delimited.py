@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.features.tool_calls.parser import Call, Event, Reasoning, Text
+from nanoengine.features.tool_calls.answer_parser import Call, Event, Reasoning, Text
 from tests.features.tool_calls.test_parser import CALL, TOKYO, read, text_of, without_pieces, written
 
 

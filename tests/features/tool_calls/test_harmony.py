@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nanoengine.features.structured.grammars import Grammars
-from nanoengine.features.tool_calls.parser import Call, Reasoning, Text
+from nanoengine.features.tool_calls.answer_parser import Call, Reasoning, Text
 from tests.features.tool_calls.test_grammar import WRONG, walk
 from tests.features.tool_calls.test_parser import calls_of, read, without_pieces, written
 

@@ -12,20 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.features.tool_calls import json_calls, python_calls, xml_calls
-from nanoengine.features.tool_calls.call_events import without_incomplete_calls
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
+from nanoengine.features.tool_calls.call_emitter import without_incomplete_calls
 from nanoengine.features.tool_calls.formats import FORMATS, PLAIN
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
 from tests.drawn import FAST
 
 INF = float("inf")
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
 NAMES = ("weather", "now")
 STRINGS = {"additionalProperties": {"type": "string"}}
-TOKYO, CALL, NOW = (
-    {"city": 'Tokyo "}]</tool_call>\\'},
-    '{"name": "weather", "arguments": {"city": "A"}}',
-    '{"name": "now"}',
-)
+TOKYO = {"city": 'Tokyo "}]</tool_call>\\'}
+CALL, NOW = '{"name": "weather", "arguments": {"city": "A"}}', '{"name": "now"}'
+IN_XML = "<tool_call><function=now>"
 
 
 def written(name: str, *calls: tuple[str, Any]) -> str:
@@ -112,10 +110,7 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> None:
     said = [("weather", TOKYO), ("weather", {"city": "Rome"}), ("now", {}), ("weather", TOKYO)]
     text = written(name, *said, ("weather", {"city": "Oslo"}))
-    parser, ends = (
-        answer_parser(BY_NAME[name], NAMES, is_forced=True),
-        answer_parser(BY_NAME[name], NAMES, is_forced=True),
-    )
+    parser, ends = (answer_parser(BY_NAME[name], NAMES, is_forced=True) for _ in range(2))
     reasons = [ends.end(letter) for letter in text]
     end = 1 + reasons.index("repeated call")
     assert "Oslo" not in text[:end]
@@ -149,7 +144,6 @@ def test_calls_of_unknown_tools_are_text(name: str) -> None:
     events = read(name, text)
     assert calls_of(events) == []
     assert ("sudo" if name == "qwen3_coder" else '{"a": 1}') in text_of(events)
-    assert calls_of(read(name, text, names=None)) == [("sudo", {"a": 1})]
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
@@ -238,30 +232,23 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "1\n\t2"}}', [("now", {"x": "1\n\t2"})]),
         ("mistral_args", "[TOOL_CALLS]now and then, " * 50, []),
         ("qwen3_coder", "<tool_call> <function=now>\n\n</function>", [("now", {})]),
+        ("qwen3_coder", f"{IN_XML}<parameter=a>1</parameter></function></tool_call>", [("now", {"a": 1})]),
+        ("qwen3_coder", f"{IN_XML}<parameter=a> b <parameter=a></parameter>", []),
         (
             "qwen3_coder",
-            "<tool_call><function=now><parameter=a>1</parameter></function></tool_call>",
-            [("now", {"a": 1})],
-        ),
-        (
-            "qwen3_coder",
-            "<tool_call><function=now>" + " <parameter=a> b" * 2 + " </parameter></function>",
-            [("now", {"a": " b <parameter=a> b "})],
+            f"{IN_XML}<parameter=a><parameter=a></parameter></function>",
+            [("now", {"a": "<parameter=a>"})],
         ),
         ("qwen3_coder", "So: <function=now>\n</function>\n</tool_call> <function=then>", [("now", {})]),
         ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", []),
-        ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", {})]),
+        ("qwen3_coder", f"{IN_XML}</function></tool_call>", [("now", {})]),
         (
             "qwen3_coder",
             f"<tool_call>{' ' * 9}<function=now> <parameter=a> 1</parameter>\n\n</function></tool_call>",
             [("now", {"a": 1})],
         ),
-        ("qwen3_coder", "<tool_call><function=now><parameter=a></function></tool_call>", []),
-        (
-            "qwen3_coder",
-            f"<tool_call><function={'now and then ' * 100}<tool_call><function=now></function>",
-            [("now", {})],
-        ),
+        ("qwen3_coder", f"{IN_XML}<parameter=a></function></tool_call>", []),
+        ("qwen3_coder", f"<tool_call><function={'now and then ' * 100}{IN_XML}</function>", [("now", {})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {})]),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}', [("now", {"a": 1})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>foo", []),

@@ -9,14 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.drawn import FAST
+from tests.features.tool_calls.test_json_text import VALUES
 from tests.features.tool_calls.test_parser import calls_of, read, text_of
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=3), own, max_size=3),
-    max_leaves=5,
-)
 KEYS = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,5}", fullmatch=True)
 ARGUMENTS = st.dictionaries(KEYS, VALUES, max_size=3)
 

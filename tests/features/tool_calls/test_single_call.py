@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.features.tool_calls.parser import Text, answer_parser
+from nanoengine.features.tool_calls.answer_parser import Text, answer_parser
 from tests.drawn import FAST
 from tests.features.tool_calls.test_parser import BY_NAME, CALL, NAMES, NOW, calls_of, read, text_of
 

@@ -21,115 +21,57 @@ from nanoengine.features.tool_calls.values import MAX_LOOKS
 from tests.drawn import FAST
 from tests.features.tool_calls.conftest import Accepts
 from tests.features.tool_calls.test_parser import BY_NAME, calls_of, read, written
-from tests.features.tool_calls.test_values import schemas
-
-VALUES: list[tuple[Any, list[Any], list[str]]] = [
-    ({"type": "string"}, ["", "a\n", " <b> {[", "null", "5"], []),
-    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "a\n\n"], ["a", "abcd"]),
-    ({"enum": ["a", "b c", 1, None]}, ["a", "b c", 1, None], ["c", "2", ""]),
-    ({"enum": ["a", "true", False]}, ["a", False], ["true"]),
-    ({"const": "a"}, ["a"], ["b"]),
-    ({"type": "integer", "minimum": 3}, [3, 44], ["2", "3.5", "x"]),
-    ({"type": "boolean"}, [True, False], ["1", "yes"]),
-    ({"type": "array", "items": {"type": "string"}, "maxItems": 1}, [[], ["a</b"]], ["[1]", "a", '["a", "b"]']),
-    (
-        {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]},
-        [{"a": 1.5}],
-        ["{}", '{"a": "b"}'],
-    ),
-    ({"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]}, ["ab", None], ["abcde"]),
-    ({"type": ["string", "integer"], "maxLength": 2}, ["ab", 555], ["abc"]),
-    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["ab", 2, "2 b"], []),
-    (
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
-        ["ab", [1, 2], []],
-        ['["a"]', "[", "[x"],
-    ),
-    ({"$ref": "#/$defs/one"}, ["a"], ["b"]),
-    ({"type": "array", "items": {"$ref": "#/$defs/one"}}, [["a"]], ['["b"]']),
-    ({"anyOf": [{"const": "a"}, {"enum": ["b", 5]}, {"type": "null"}]}, ["a", "b", 5, None], ["c", "6"]),
-    (True, ["a", 5, {}], []),
-]
+from tests.features.tool_calls.test_values import SCHEMAS, schemas
 
 
-@pytest.mark.parametrize(("schema", "right", "wrong"), VALUES, ids=str)
-def test_values_in_xml_are_those_of_the_schema(
-    accepts: Accepts, schema: Any, right: list[Any], wrong: list[str]
-) -> None:
-    whole = {"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": {"one": {"enum": ["a"]}}}
-    tools = [{"type": "function", "function": {"name": "now", "parameters": whole}}]
-    for value in right:
+def tools_of(parameters: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "now", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("case", SCHEMAS["values"], ids=lambda case: str(case["schema"]))
+def test_values_in_xml_are_those_of_the_schema(accepts: Accepts, case: dict[str, Any]) -> None:
+    whole = {
+        "type": "object",
+        "properties": {"a": case["schema"]},
+        "required": ["a"],
+        "$defs": {"one": {"enum": ["a"]}},
+    }
+    tools = tools_of(whole)
+    for value in case["right"]:
         text = written("qwen3_coder", ("now", {"a": value}))
         assert accepts("qwen3_coder", text, "required", tools=tools)
         assert calls_of(read("qwen3_coder", text, schemas={"now": whole})) == [("now", {"a": value})]
-    for text in wrong:
+    for text in case["wrong"]:
         assert not accepts("qwen3_coder", written("qwen3_coder", ("now", {"a": text})), "required", tools=tools)
     assert not accepts("qwen3_coder", written("qwen3_coder", ("now", {})), "required", tools=tools)
 
 
 def test_arguments_in_xml_come_in_any_order(accepts: Accepts) -> None:
     whole = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": False}, "required": ["b", "d"]}
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": "now", "parameters": whole | {"additionalProperties": {"type": "null"}}},
-        }
-    ]
+    tools = tools_of(whole | {"additionalProperties": {"type": "null"}})
     for value, is_right in (
-        *[({"a": "x", "b": 1, "d": None}, True), ({"b": 1, "d": None}, True), ({"a": "x", "b": 1}, False)],
-        *[
-            ({"d": None, "b": 1, "a": "x"}, True),
-            ({"b": 1, "a": "x"}, False),
-            ({"b": 1, "d": 5}, False),
-            ({"b": 1, "d": None, "e": None}, False),
-        ],
+        ({"a": "x", "b": 1, "d": None}, True),
+        ({"b": 1, "d": None}, True),
+        ({"d": None, "b": 1, "a": "x"}, True),
+        ({"b": 1, "a": "x"}, False),
+        ({"b": 1, "d": 5}, False),
+        ({"b": 1, "d": None, "e": None}, False),
     ):
         assert accepts("qwen3_coder", written("qwen3_coder", ("now", value)), "required", tools=tools) == is_right
 
 
-@pytest.mark.parametrize(
-    ("keyword", "schema"),
-    [
-        *[("minProperties", {"minProperties": 1}), ("anyOf", {"anyOf": [{"required": ["a"]}]})],
-        *[
-            ("format", {"properties": {"a": {"type": "string", "format": "date"}}}),
-            ("not", {"properties": {"a": {"type": ["string", "null"], "not": {}}}}),
-        ],
-        *[
-            ("pattern", {"properties": {"a": {"type": "string", "pattern": "^a+$"}}}),
-            ("minimum", {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}}}),
-            ("enum", {"properties": {"a": {"anyOf": [{"type": "string"}, {"enum": [1, "a"]}]}}}),
-            ("items", {"properties": {"a": {"type": ["string", "array"], "items": {"type": "null"}}}}),
-            ("type", {"properties": {"a": {"type": ["string", "text"]}}}),
-        ],
-        *[
-            ("oneOf", {"properties": {"a": {"oneOf": [{"type": "string"}, {"const": "a"}]}}}),
-            ("required", {"properties": {"a": False}, "required": ["a"]}),
-        ],
-        ("$ref", {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}),
-        (
-            "$ref",
-            {
-                "properties": {"a": {"$ref": "#/$defs/b"}},
-                "$defs": {"b": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}]}},
-            },
-        ),
-    ],
-    ids=str,
-)
-def test_what_xml_cannot_promise_is_refused(accepts: Accepts, keyword: str, schema: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
-    with pytest.raises(InvalidSamplingParams, match=f"parameters of now have {re.escape(keyword)}, which"):
-        accepts("qwen3_coder", "", "required", tools=tools)
+@pytest.mark.parametrize("case", SCHEMAS["refused"], ids=str)
+def test_what_xml_cannot_promise_is_refused(accepts: Accepts, case: dict[str, Any]) -> None:
+    words = f"parameters of now have {re.escape(case['keyword'])}, which"
+    with pytest.raises(InvalidSamplingParams, match=words):
+        accepts("qwen3_coder", "", "required", tools=tools_of(case["schema"]))
 
 
 @FAST
 @given(schemas())
 def test_any_schema_has_a_grammar_or_is_refused(schema: Any) -> None:
     """Whatever a client sends, nothing else is raised."""
-    tools = read_tools(
-        [{"function": {"name": "now", "parameters": schema if isinstance(schema, dict) else {"a": schema}}}]
-    )
+    tools = read_tools(tools_of(schema if isinstance(schema, dict) else {"a": schema}))
     with suppress(InvalidSamplingParams):
         text = call_grammar(BY_NAME["qwen3_coder"], choose(tools, "required"), {}.get, thinks=False, is_thinking=False)
         assert text.startswith("%llguidance")
@@ -227,6 +169,5 @@ def test_a_model_that_repeats_a_key_does_not_have_its_schema_read_again() -> Non
     ids=["pattern", "references", "definitions"],
 )
 def test_what_is_too_large_for_xml_is_refused_by_name(accepts: Accepts, schema: Any, words: str) -> None:
-    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
     with pytest.raises(InvalidSamplingParams, match=f"^tools.*{words}"):
-        accepts("qwen3_coder", "", "required", tools=tools)
+        accepts("qwen3_coder", "", "required", tools=tools_of(schema))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -19,7 +19,6 @@ from nanoengine.kernels.capability import choose_backend
 from nanoengine.kernels.reference.kv_int8 import quantize
 from tests.kernels.attention.stand_ins import PACKAGES, installed
 from tests.kernels.formulas import DEVICE
-from tests.support import TOY
 
 CPU = torch.device("cpu")
 
@@ -78,9 +77,9 @@ def running(kind: Kind, *, quick: bool = True) -> Iterator[BackendOf]:
         device = DEVICE if kind.name == "triton" else CPU
 
         def backend_of(block_size: int) -> AttentionBackend:
-            model = replace(TOY, head_dim=kind.head_dims[0])  # others are as good
+            head_dims = kind.head_dims[:1]  # others are as good
             try:
-                backend = choose_backend(kind.name, device, torch.float32, model, block_size)[0]
+                backend = choose_backend(kind.name, device, torch.float32, block_size, head_dims)[0]
             except InvalidConfig as error:
                 pytest.skip(str(error))
             return written_in_torch(backend) if quick and kind.name == "triton" else backend

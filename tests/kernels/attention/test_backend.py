@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.triton.attention import backend as triton_module
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from tests.kernels.marks import needs_kernels
-from tests.support import TOY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 HALF = torch.bfloat16
@@ -29,9 +27,7 @@ HALF = torch.bfloat16
 
 def choose(name: str, block_size: int = 16, head_dim: int = 64, *specs: AttentionSpec) -> tuple[str, str]:
     """The name of the backend on a CPU, and why faster ones were passed over."""
-    backend, unavailable_backends = choose_backend(
-        name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size, specs
-    )
+    backend, unavailable_backends = choose_backend(name, CPU, torch.float32, block_size, [head_dim], specs)
     return backend.name, unavailable_backends
 
 
@@ -107,7 +103,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def on_gpu(name: str = "auto", *specs: AttentionSpec, quantized: bool = False) -> tuple[type[AttentionBackend], str]:
-    backend, unavailable_backends = choose_backend(name, CUDA, HALF, TOY, None, specs, quantized=quantized)
+    backend, unavailable_backends = choose_backend(name, CUDA, HALF, None, [64], specs, quantized=quantized)
     assert backend.block_size == (256 if isinstance(backend, FlashAttention) else 16)
     return type(backend), unavailable_backends
 
@@ -150,7 +146,7 @@ def test_blocks_of_another_size_are_asked_for(able: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     for backend in ON_CUDA[:2]:
         able.setattr(backend, "unsupported_reason", lambda *where: asked.append(where[-1]) or "no")
-    assert [choose_backend("auto", CUDA, HALF, TOY, size)[0].block_size for size in (64, None)] == [64, 16]
+    assert [choose_backend("auto", CUDA, HALF, size, [64])[0].block_size for size in (64, None)] == [64, 16]
     assert asked == [64, 64, 16, 256]
 
 

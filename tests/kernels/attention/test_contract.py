@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from nanoengine.core.attention import AttentionSpec
+from tests.drawn import check_seeds
 from tests.kernels.attention.contract import check_step, check_write
 from tests.kernels.attention.every_backend import KINDS, BackendOf, Kind, every_backend, running
 from tests.kernels.attention.paged import Heads, Pool, Sequences
@@ -19,19 +19,11 @@ STEPS = {"native": 200, "torch": 100, "triton": 8}
 WRITES = {"native": 60, "torch": 30, "triton": 16, "flash_attn": 4, "torch_flash": 2}
 
 
-def check_all(check: Callable[[int], None], seeds: Sequence[int]) -> None:
-    for seed in seeds:
-        try:
-            check(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-
-
 @every_backend
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_step_is_attention_by_its_definition(kind: Kind, part: int) -> None:
     with running(kind) as backend_of:
-        check_all(lambda seed: check_step(kind, backend_of, seed), range(part, STEPS.get(kind.name, 40), PARTS))
+        check_seeds(lambda seed: check_step(kind, backend_of, seed), range(part, STEPS.get(kind.name, 40), PARTS))
 
 
 @every_backend
@@ -41,7 +33,7 @@ def test_any_tokens_are_written_where_they_belong_and_nowhere_else(kind: Kind) -
     if kind.name == "triton":  # a program writes 1,024 numbers
         kind = replace(kind, block_sizes=(16, 64, 256), head_dims=(16, 64, 256))
     with running(kind, quick=kind.name == "torch_flash") as backend_of:
-        check_all(lambda seed: check_write(kind, backend_of, seed, most), range(WRITES[kind.name]))
+        check_seeds(lambda seed: check_write(kind, backend_of, seed, most), range(WRITES[kind.name]))
 
 
 def two_sequences(kind: Kind, backend_of: BackendOf, *, quantized: bool) -> Pool:

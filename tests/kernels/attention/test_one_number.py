@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.native.attention import NativeAttention
+from tests.kernels.attention.contract import draw_spec
+from tests.kernels.attention.every_backend import NATIVE
 from tests.kernels.attention.paged import Heads, Pool, Sequences
 from tests.kernels.marks import needs_kernels
 from tests.support import threads
@@ -34,14 +35,6 @@ class Run:
 
 def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend], longest: int) -> tuple[Pool, int]:
     """Sequences of which everything is in the cache, and how many tokens they all begin with."""
-    window = rng.choice([None, None, rng.randint(1, longest // 2)])
-    spec = AttentionSpec(
-        0.1 + rng.random(),
-        window=window,
-        chunked=window is not None and rng.random() < 0.4,
-        sinks=rng.random() < 0.3,
-        soft_cap=rng.choice([None, None, 0.3, 3.0]),
-    )
     heads = Heads(rng.randint(1, 3), rng.choice([1, 2, 3, 4, 5, 8, 35]), rng.choice([32, 64, 96, 128, 256, 512]))
     block_size = 16 * rng.randint(1, 4)
     most = 3_000_000 // ((heads.group + 2) * heads.num * heads.dim)  # tokens of all sequences
@@ -51,6 +44,7 @@ def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend],
     lens = [shared * block_size + rng.randint(1, max(1, longest - shared * block_size)) for _ in range(count)]
     dtype = rng.choice([torch.float32, torch.bfloat16])
     sequences = Sequences(heads, block_size, lens, dtype, seed=rng.randrange(1000), shared=shared)
+    spec = draw_spec(rng, NATIVE, heads.dim)
     return Pool(sequences, backend_of(block_size), spec=spec, quantized=rng.random() < 0.3), shared * block_size
 
 

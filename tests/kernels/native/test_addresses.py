@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,11 +15,10 @@ from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, ro
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.native.c_functions import recorded_calls, signatures
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.operations import ExpertBiases, Mixture, Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
+from tests.kernels.marks import needs_kernels
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
 
@@ -270,34 +267,28 @@ ELSEWHERE = {
 }
 
 
-def check_all() -> int:
-    """Raises where C would have been called. Without `assert`: it runs where those are left out."""
-    called = set[str]()
+@needs_kernels
+def test_no_c_function_is_given_what_it_would_read_wrongly() -> None:
+    """It is refused by `WrongTensor`, and not by an assertion, which Python may leave out."""
+    called, count = set[str](), 0
     with recorded_calls(lambda name, _: called.add(name)):
-        count = spoil_all()
-    if missing := signatures().keys() - called - ELSEWHERE:
-        raise RuntimeError(f"no call is spoiled of {sorted(missing)}")
-    return count
+        for name, call, tensors in calls():
+            call(**tensors)
+            for which, tensor in tensors.items():
+                for how, other in spoiled(tensor):
+                    if (name, which, how) in FREE:
+                        continue
+                    count += 1
+                    try:
+                        call(**tensors | {which: other})
+                    except WrongTensor:
+                        continue
+                    pytest.fail(f"{name} took {which} {how}: {other.dtype} {list(other.shape)}")
+    assert count > 800
+    assert not signatures().keys() - called - ELSEWHERE, "these are called with no wrong tensor"
 
 
-def spoil_all() -> int:
-    count = 0
-    for name, call, tensors in calls():
-        call(**tensors)
-        for which, tensor in tensors.items():
-            for how, other in spoiled(tensor):
-                if (name, which, how) in FREE:
-                    continue
-                count += 1
-                try:
-                    call(**tensors | {which: other})
-                except WrongTensor:
-                    continue
-                raise RuntimeError(f"{name} took {which} {how}: {other.dtype} {list(other.shape)}")
-    return count
-
-
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@needs_kernels
 @pytest.mark.parametrize(
     ("name", "which", "place", "number"),
     [
@@ -321,13 +312,5 @@ def test_numbers_that_lead_outside_of_a_tensor_are_refused(name: str, which: str
     [(call, tensors)] = [(call, tensors) for own, call, tensors in calls() if own == name]
     call(**tensors)
     tensors[which][place] = number
-    with pytest.raises(WrongTensor):
+    with pytest.raises(WrongTensor, match="none of"):
         call(**tensors)
-
-
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-def test_no_c_function_is_given_what_it_would_read_wrongly_even_without_assertions() -> None:
-    code = "from tests.kernels.native.test_addresses import check_all; print('checked', check_all())"
-    found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout.split()[-1]) > 800

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from nanoengine.kernels.native.compiler import (
     compile_library,
     find_compiler,
     flags_for,
-    is_sound,
+    is_safe,
 )
 from nanoengine.kernels.native.target import missing_features
 from tests.kernels.marks import COMPILER, needs_compiler
@@ -180,53 +180,13 @@ def test_a_compiler_that_fails_is_an_error(sources: Path, tmp_path: Path, conten
         compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
 
 
-def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_hangs_is_ended(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "MOST_SECONDS", 0.3)
     stand_in = tmp_path / "stand-in"
-    stand_in.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/started\nwait\n")
+    stand_in.write_text("#!/bin/sh\nexec sleep 1000\n")
     stand_in.chmod(0o755)
     with pytest.raises(CannotCompile, match=r"has not ended within 0\.3 s"):
         compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
-    for process in map(int, (tmp_path / "started").read_text().split()):
-        end = time.monotonic() + 30
-        while _runs(process):  # a killed process ends when it has a CPU again
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-
-def _runs(process: int) -> bool:
-    """Whether a process is there, and not only its status."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.parametrize("cores", [1, 3])
-def test_as_many_sources_are_compiled_at_a_time_as_there_are_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
-) -> None:
-    for i in range(7):
-        (tmp_path / f"{i}.cpp").write_text("\n" * i)
-    stand_in = tmp_path / "stand-in"
-    stand_in.write_text('#!/bin/sh\nfor made; do :; done\nsleep 0.1\necho object > "$made"\n')
-    stand_in.chmod(0o755)
-    jobs: list[subprocess.Popen[bytes]] = []
-    at_once: list[int] = []
-
-    class Counted(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **options)
-            jobs.append(self)
-            at_once.append(sum(job.poll() is None for job in jobs))
-
-    monkeypatch.setattr(subprocess, "Popen", Counted)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    compile_library(tmp_path, str(stand_in), FLAGS, tmp_path / "cache")
-    assert max(at_once) == cores
-    assert len(at_once) == 8, "seven sources, and a library"
 
 
 @needs_compiler
@@ -251,41 +211,27 @@ def test_the_compiler_does_not_read_the_working_folder(
 
 
 @needs_compiler
-def test_two_processes_may_compile_at_once(sources: Path, tmp_path: Path) -> None:
-    program = (
-        "import ctypes, sys; from pathlib import Path; from nanoengine.kernels.native.compiler import compile_library;"
-        "library = compile_library(Path(sys.argv[1]), sys.argv[2], tuple(sys.argv[4:]), Path(sys.argv[3]));"
-        "functions = ctypes.CDLL(str(library)); print(functions.two(), functions.three())"
-    )
-    arguments = [sys.executable, "-c", program, str(sources), COMPILER, str(tmp_path / "cache"), *FLAGS]
-    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate()[0].strip() for process in processes] == ["42 43"] * 4
-    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+def test_several_may_compile_at_once(sources: Path, tmp_path: Path) -> None:
+    """Threads here, as processes elsewhere: nothing is known of the others but what lies in the folder."""
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(compile_library, sources, COMPILER, FLAGS, tmp_path / "cache") for _ in range(4)]
+        library, *others = [run.result() for run in runs]
+    assert set(others) == {library}
+    assert answers(library) == (42, 43)
     assert sorted((tmp_path / "cache").rglob("*")) == [library.parent, library]
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", ["cut off", "altered", "empty", "a pipe", "others may write", "a folder for all"])
-def test_a_library_that_is_not_whole_or_not_ours_is_never_loaded(sources: Path, tmp_path: Path, damage: str) -> None:
-    """Whoever loads one that was cut off dies of SIGBUS; one that others could write does what they like."""
+@pytest.mark.parametrize("of_the_folder", [False, True])
+def test_a_library_that_others_could_write_is_never_loaded(sources: Path, tmp_path: Path, of_the_folder: bool) -> None:
     library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert is_sound(library)
-    content = library.read_bytes()
-    if damage == "a pipe":
-        library.unlink()
-        os.mkfifo(library)
-    elif damage == "others may write":
-        library.write_bytes(content[::-1])
-        library.chmod(0o775)
-    elif damage == "a folder for all":
-        library.parent.chmod(0o777)
-    else:
-        library.write_bytes({"cut off": content[:5000], "altered": b"\0" + content[1:], "empty": b""}[damage])
-    assert not is_sound(library)
+    assert is_safe(library)
+    (library.parent if of_the_folder else library).chmod(0o775)
+    library.write_bytes(b"of somebody else")
+    assert not is_safe(library)
     assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
-    assert is_sound(library)
+    assert is_safe(library)
     assert answers(library) == (42, 43)
-    assert library.parent.stat().st_mode & 0o777 == 0o755
 
 
 @needs_compiler
@@ -298,7 +244,7 @@ def test_the_folder_of_another_user_is_left_alone(
         os.chown(planted.parent, 12345, 12345)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    assert not is_sound(planted)
+    assert not is_safe(planted)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")

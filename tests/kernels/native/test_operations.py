@@ -10,9 +10,8 @@ from torch import Tensor
 
 from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import Weight
 from nanoengine.kernels.reference.gates import ACTIVATIONS
-from tests.kernels.formulas import DTYPES, assert_gated, new_weight, random, weight_of
+from tests.kernels.formulas import DTYPES, all_rows, assert_gated, new_weight, random, weight_of
 from tests.kernels.marks import needs_kernels
 
 pytestmark = needs_kernels
@@ -24,17 +23,13 @@ def kernels() -> NativeKernels:
     return NativeKernels()
 
 
-def rows_of(kernels: NativeKernels, weight: Weight) -> Tensor:
-    return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
 # ---- what is not finite
 
 
 def test_embed_keeps_the_bits_of_values_that_are_not_finite(kernels: NativeKernels) -> None:
     values = random(5, 9, dtype=torch.bfloat16)
     values[1, 2], values[1, 3], values[4, 8] = torch.nan, -torch.inf, torch.inf
-    assert torch.equal(rows_of(kernels, weight_of(kernels, values)).view(torch.int16), values.view(torch.int16))
+    assert torch.equal(all_rows(kernels, weight_of(kernels, values)).view(torch.int16), values.view(torch.int16))
 
 
 # ---- gates
@@ -76,7 +71,7 @@ def test_gates_that_are_not_finite(kernels: NativeKernels, size: int, dtype: tor
 def test_a_checkpoint_may_have_another_dtype(kernels: NativeKernels, source: torch.dtype, dtype: torch.dtype) -> None:
     values, weight = random(40, 31, dtype=source), new_weight(kernels, 40, 31, dtype)
     weight.rows(0, 40).copy_(values)
-    assert torch.equal(rows_of(kernels, weight), values.to(dtype))
+    assert torch.equal(all_rows(kernels, weight), values.to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (4, 8), (4, 6), (28,)])

@@ -1,4 +1,4 @@
-"""Which experts there are, and what profilers see of calls of C. What the kernels compute is tested where they are used."""
+"""The dtype where the kernels run, and what profilers see of calls of C. What they compute is tested where they are used."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ import torch
 from nanoengine.builder import read_config
 from nanoengine.kernels import capability
 from nanoengine.kernels.capability import NativeAndTriton
-from nanoengine.kernels.native.addresses import WrongTensor
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import Mixture
 from tests.kernels.marks import needs_kernels
-from tests.kernels.mixtures import experts_of
 
 pytestmark = needs_kernels
-
-
-@pytest.mark.parametrize("expert", [-1, 4, 1 << 40])
-def test_a_choice_of_no_expert_is_refused(expert: int) -> None:
-    kernels = NativeKernels()
-    mixture = Mixture(*(experts_of(kernels, torch.randn(4, 16, 16)) for _ in range(3)))
-    with pytest.raises(WrongTensor, match="none of 4 experts"):
-        kernels.experts(torch.randn(2, 16), mixture, torch.tensor([[0, 1], [2, expert]]), torch.ones(2, 2))
 
 
 def test_profilers_see_every_call() -> None:

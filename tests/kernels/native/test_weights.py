@@ -13,7 +13,7 @@ from nanoengine.kernels.native.weights import BLOCKS, NativeWeight
 from nanoengine.kernels.operations import Weight
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
-from tests.kernels.formulas import new_weight, random, weight_of
+from tests.kernels.formulas import all_rows, new_weight, random, weight_of
 from tests.kernels.marks import needs_kernels
 from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 
@@ -32,10 +32,6 @@ def fast() -> NativeKernels:
     return NativeKernels()
 
 
-def all_rows(kernels: NativeKernels, weight: Weight) -> Tensor:
-    return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
 @each_kind
 def test_zeros_and_next_to_nothing_make_zeros(exact: NativeKernels, fast: NativeKernels, form: Format) -> None:
     """The reciprocal of a number can be infinite."""
@@ -45,18 +41,6 @@ def test_zeros_and_next_to_nothing_make_zeros(exact: NativeKernels, fast: Native
             out = kernels.linear(torch.full((5, 256), size), weight, None)
             assert (out.abs() <= 1e-33).all()
         assert (kernels.linear(torch.zeros(5, 256), weight, None) == 0).all()
-
-
-@each_kind
-def test_bfloat16_is_nearer_to_exact_products_than_8_bits(form: Format) -> None:
-    source, x = drawn(form, 96, 512), random(7, 512, dtype=torch.bfloat16)
-    exact = x.double() @ source.dequantize(torch.float32).double().T
-
-    def error(name: str) -> float:
-        kernels = NativeKernels(activation_dtype=name)
-        return (kernels.logits(x, weight_from(kernels, source, dtype=torch.bfloat16)) - exact).norm().item()
-
-    assert error("bfloat16") < error("int8")
 
 
 # ---- weights of several parts

@@ -13,24 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.native.weights import dequantized
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.ggml_numbers import FLOATS, PIECE, SIZES, dequantize
-
-HALVES = {
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-}
-HALVES |= {"MXFP4": (), "NVFP4": (), "IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,)}
-"""Where the float16 are in a block, if not one in its first two bytes."""
+from tests.kernels.marks import needs_kernels
+from tests.kernels.quantized_matrices import HALVES
 
 KINDS = [kind for kind in SIZES if kind not in FLOATS]
+OF_EACH_SIZE = ("Q5_1", "NVFP4", "Q4_K")
+"""One for each number of values in a block."""
 
 Numbers = Callable[..., torch.Tensor]
 
@@ -40,8 +31,6 @@ def native(data: torch.Tensor, kind: str, shape: Sequence[int], dtype: torch.dty
     return dequantized(blocks, dtype).view(*shape)
 
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 in_both_ways = pytest.mark.parametrize(
     "numbers", [pytest.param(dequantize, id="package"), pytest.param(native, id="native", marks=needs_kernels)]
 )
@@ -81,17 +70,6 @@ def test_random_blocks_are_those_of_the_reference_to_the_bit(
 
 
 @in_both_ways
-def test_every_half_is_a_scale(numbers: Numbers) -> None:
-    halves = np.arange(0x10000, dtype=np.uint16)
-    finite = halves[halves & 0x7C00 != 0x7C00]
-    blocks = np.zeros((len(finite), 34), np.uint8)
-    blocks[:, :2] = finite[:, None].view(np.uint8)
-    blocks[:, 2:] = 1
-    ours = numbers(torch.from_numpy(blocks).flatten(), "Q8_0", (len(finite), 32))
-    assert same_bits(ours, expected("Q8_0", blocks))
-
-
-@in_both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scale_that_is_no_number_gives_none(numbers: Numbers, dtype: torch.dtype) -> None:
     blocks = torch.full((2, 34), 1, dtype=torch.uint8)
@@ -101,24 +79,30 @@ def test_a_scale_that_is_no_number_gives_none(numbers: Numbers, dtype: torch.dty
     assert ours[1].isnan().all()
 
 
-@in_both_ways
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_EACH_SIZE)
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_pieces_join_without_a_seam(kind: str, more: int, numbers: Numbers) -> None:
+def test_pieces_join_without_a_seam(kind: str, more: int) -> None:
     count = 2 * PIECE // SIZES[kind][0] + more
     blocks = random_blocks(kind, count, more + 1)
-    ours = numbers(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]))
+    ours = dequantize(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]))
     assert ours.shape == (1, count, SIZES[kind][0])
     assert same_bits(ours[0], expected(kind, blocks))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_dtypes_are_the_float32_rounded_once(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "dtype"),
+    [
+        (dequantize, torch.bfloat16),
+        (dequantize, torch.float16),
+        pytest.param(native, torch.bfloat16, marks=needs_kernels),
+    ],
+)
+@pytest.mark.parametrize("kind", OF_EACH_SIZE)
+def test_other_dtypes_are_the_float32_rounded_once(kind: str, numbers: Numbers, dtype: torch.dtype) -> None:
     data = torch.from_numpy(random_blocks(kind, 64, 3)).flatten()
     shape = (64, SIZES[kind][0])
-    found, numbers = dequantize(data, kind, shape, dtype), dequantize(data, kind, shape).to(dtype)
-    assert torch.equal(found.nan_to_num(7), numbers.nan_to_num(7))
+    found, right = numbers(data, kind, shape, dtype), numbers(data, kind, shape).to(dtype)
+    assert torch.equal(found.nan_to_num(7), right.nan_to_num(7))
 
 
 @pytest.mark.parametrize("kind", FLOATS)

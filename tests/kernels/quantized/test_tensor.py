@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
 from tests.drawn import FAST
+from tests.kernels.quantized_matrices import Format, drawn
 
 
 def grouped(outputs: int, groups: int, group: int, bits: int, zeros: bool, dtype: torch.dtype) -> Grouped:
@@ -69,12 +70,14 @@ def test_float8_is_scaled_in_float32_and_rounded_once(dtype: torch.dtype) -> Non
         grouped(5, 2, 8, 4, True, torch.float16),
         grouped(5, 2, 8, 8, False, torch.bfloat16),
         Float8(torch.randn(5, 16).to(torch.float8_e4m3fn), torch.rand(5, 1)),
+        drawn(Format("Q4_K"), 5, 768),
     ],
-    ids=["zeros", "no zeros", "fp8"],
+    ids=["zeros", "no zeros", "fp8", "blocks"],
 )
 def test_rows_in_another_order(source: QuantizedTensor) -> None:
     rows = torch.tensor([4, 0, 0, 2])
     some = source[rows]
     assert type(some) is type(source)
-    assert some.shape == (4, 16)
+    assert some.shape == (4, source.shape[1])
+    assert some.format == source.format
     assert torch.equal(some.dequantize(torch.float32), source.dequantize(torch.float32)[rows])

@@ -13,22 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.errors import InvalidWeights, NanoEngineError, UnsupportedModel
-from nanoengine.models.architectures import read_model_config
-from nanoengine.models.gguf import header, sentencepiece, tokenizer
-from nanoengine.models.gguf.architectures import ARCHITECTURES, COMMON_KEYS
+from nanoengine.models.gguf import sentencepiece, tokenizer
 from nanoengine.models.gguf.file import GGUFFile, _check_part
-from nanoengine.models.gguf.header import TensorRecord, _Cursor
-from nanoengine.models.gguf.translate import hf_config
 from tests.drawn import FAST
 
 MIB = 1 << 20
 KINDS = ("gpt2", "llama", "gemma4")
-NEEDED = {"block_count": 2, "context_length": 4096, "embedding_length": 256, "feed_forward_length": 512}
-NEEDED |= {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
-HUGE = st.one_of(
-    st.sampled_from([2**63, 2**32 - 1, 2**31, 30_000_000]),
-    st.sampled_from([np.ones(2_000_000, np.uint8), np.zeros(2_000_000, np.float32), ["a"] * 1000, 1e38]),
-)
 
 
 def outcome(function: Callable[[], Any], most: int) -> str:
@@ -60,7 +50,7 @@ def test_tokens_that_are_merged_in_too_many_ways_are_counted_while_they_are_made
     tokens = ["<" * i + "b" * j for i in range(64) for j in range(64) if i + j]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece, "MAX_MERGES", 20_000)
-        error = outcome(lambda: tokenizer.read_vocabulary(vocabulary("llama", tokens)).tokenizer, 16 * MIB)
+        error = outcome(lambda: tokenizer.GGUFTokenizer(vocabulary("llama", tokens)).fast, 16 * MIB)
     assert "more than 20000 ways" in error
 
 
@@ -79,46 +69,7 @@ def test_any_vocabulary_is_read_or_refused_within_its_limits(data: st.DataObject
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "MAX_CHARS", 10_000)
         patch.setattr(sentencepiece, "MAX_MERGES", 5_000)
-        outcome(lambda: tokenizer.read_vocabulary(metadata).tokenizer, 16 * MIB)
-
-
-def test_an_array_of_too_many_strings_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    count = header.MAX_STRINGS + 1
-    cursor = _Cursor(tmp_path, count.to_bytes(8, "little") + bytes(8 * count))  # type: ignore[arg-type]
-    assert f"at most {header.MAX_STRINGS}," in outcome(lambda: cursor._strings(cursor.count(8, "strings"), "k"), MIB)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@FAST
-@given(data=st.data())
-def test_any_number_of_a_header_is_bounded_before_it_is_multiplied(architecture: str, data: st.DataObject) -> None:
-    name = architecture.split()[0]
-    known = {
-        *COMMON_KEYS,
-        *ARCHITECTURES[architecture].keys,
-        "attention.key_length",
-        "attention.sliding_window_pattern",
-    }
-    known |= {
-        "attention.head_count_kv",
-        "rope.dimension_count",
-        "attention.key_length_swa",
-        "attention.recurrent_layers",
-    }
-    base = NEEDED | dict.fromkeys(known - {*NEEDED}, 2)
-    if data.draw(st.booleans()):
-        base["attention.sliding_window_pattern"] = np.array([True, False])
-    values = base | data.draw(st.dictionaries(st.sampled_from(sorted(known)), HUGE, min_size=1, max_size=2))
-    values |= data.draw(st.sampled_from([{}, {"block_count": 30_000_000}]))
-    metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
-    sizes = {"token_embd.weight": (10, 8), "rope_freqs.weight": (32,)}
-    tensors = {
-        key: TensorRecord(key, "F32", shape, 4 * int(np.prod(shape)), 0, 0)
-        for key, shape in sizes.items()
-        if key != "rope_freqs.weight" or data.draw(st.booleans())
-    }
-    file = GGUFFile(Path("x.gguf"), metadata, tensors, [np.ones(128, np.float32).tobytes()])  # type: ignore[list-item]
-    outcome(lambda: read_model_config(hf_config(file)), 32 * MIB)
+        outcome(lambda: tokenizer.GGUFTokenizer(metadata).fast, 16 * MIB)
 
 
 def test_parts_are_compared_without_room_for_the_longest_of_their_strings_each() -> None:
@@ -132,4 +83,4 @@ def test_parts_are_compared_without_room_for_the_longest_of_their_strings_each()
 
 def test_what_is_too_long_is_named() -> None:
     with pytest.raises(UnsupportedModel, match="has 9000012 characters: at most 8000000 are read"):
-        tokenizer.read_vocabulary(vocabulary("gpt2", ["a" * 9_000_000]))
+        tokenizer.GGUFTokenizer(vocabulary("gpt2", ["a" * 9_000_000]))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.tokenizer import read_vocabulary
+from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.names import DEMO
 from tests.drawn import FAST
 from tests.vectors import vectors
@@ -69,8 +69,8 @@ def texts_of(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
 
 DEMO_ORIGINAL = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 DEMO_ORIGINAL.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-DEMO_BPE = read_vocabulary(bpe()).tokenizer
-SPM = read_vocabulary(sentencepiece()).tokenizer
+DEMO_BPE = GGUFTokenizer(bpe()).fast
+SPM = GGUFTokenizer(sentencepiece()).fast
 
 
 @FAST
@@ -105,7 +105,7 @@ def test_a_sentencepiece_bpe_merges_by_score(text: str) -> None:
 
 
 def test_no_space_comes_first_if_the_file_says_so() -> None:
-    tokenizer = read_vocabulary(sentencepiece(**{"tokenizer.ggml.add_space_prefix": False})).tokenizer
+    tokenizer = GGUFTokenizer(sentencepiece(**{"tokenizer.ggml.add_space_prefix": False})).fast
     assert texts_of(tokenizer, "ab a") == ["<s>", "ab", "▁a"]
     assert tokenizer.decode(tokenizer.encode(" ab").ids) == " ab"
 
@@ -113,7 +113,7 @@ def test_no_space_comes_first_if_the_file_says_so() -> None:
 def test_gemma_4_merges_characters_in_lines_and_keeps_breaks_whole() -> None:
     merges = ["a b", "▁ ab"]
     own = sentencepiece(("\n\n", NORMAL), ("ab", NORMAL), **{"tokenizer.ggml.model": "gemma4"})
-    tokenizer = read_vocabulary(own | {"tokenizer.ggml.merges": merges}).tokenizer
+    tokenizer = GGUFTokenizer(own | {"tokenizer.ggml.merges": merges}).fast
     assert texts_of(tokenizer, "ab ab\n\na") == ["<s>", "ab", "▁ab", "\n\n", "a"]
     assert tokenizer.encode("ab").ids == [1, len(own["tokenizer.ggml.tokens"]) - 1], (
         "of two tokens of one text, the later"
@@ -126,7 +126,7 @@ def test_words_that_are_tokens_need_no_merges_where_the_name_says_so() -> None:
 
     def tokens(pre: str) -> list[str]:
         metadata = bpe(**{f"tokenizer.ggml.{key}": value for key, value in (own | {"pre": pre}).items()})
-        return texts_of(read_vocabulary(metadata).tokenizer, "ba")
+        return texts_of(GGUFTokenizer(metadata).fast, "ba")
 
     assert tokens("gpt-2") == ["b", "a"]
     assert tokens("llama-bpe") == ["a", "ba"], "and a prompt begins with the first-of-text token"
@@ -136,7 +136,7 @@ def test_words_that_are_tokens_need_no_merges_where_the_name_says_so() -> None:
 
 
 def test_special_tokens_are_found_in_text_and_those_for_users_are_shown() -> None:
-    tokenizer = read_vocabulary(sentencepiece(("<|im_start|>", CONTROL), ("<tool>", USER_DEFINED))).tokenizer
+    tokenizer = GGUFTokenizer(sentencepiece(("<|im_start|>", CONTROL), ("<tool>", USER_DEFINED))).fast
     text = "a<|im_start|>a<tool>a</s>"
     assert texts_of(tokenizer, text) == ["<s>", "▁a", "<|im_start|>", "▁a", "<tool>", "▁a", "</s>"]
     assert "<tool>" in tokenizer.decode(tokenizer.encode(text).ids)
@@ -147,7 +147,7 @@ def test_the_special_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
     tokens = {}
     for name in ("Phi3 mini", "Llama"):
         metadata = sentencepiece(("<|user|>", CONTROL), ("<|end|>", CONTROL), **{"general.name": name})
-        tokens[name] = texts_of(read_vocabulary(metadata).tokenizer, "<|user|>\n a")
+        tokens[name] = texts_of(GGUFTokenizer(metadata).fast, "<|user|>\n a")
     assert tokens == {"Phi3 mini": ["<s>", "<|user|>", "▁a"], "Llama": ["<s>", "<|user|>", "▁", "<0x0A>", "▁a"]}
 
 
@@ -155,14 +155,14 @@ def test_the_special_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
 @pytest.mark.parametrize("last", [True, False])
 def test_prompts_begin_and_end_as_the_file_says(first: bool, last: bool) -> None:
     changes = {"tokenizer.ggml.add_bos_token": first, "tokenizer.ggml.add_eos_token": last}
-    tokenizer = read_vocabulary(sentencepiece(**changes)).tokenizer
+    tokenizer = GGUFTokenizer(sentencepiece(**changes)).fast
     assert texts_of(tokenizer, "a") == ["<s>"] * first + ["▁a"] + ["</s>"] * last
     assert texts_of(tokenizer, "") == ["<s>"] * first + ["</s>"] * last
     assert texts_of(tokenizer, "a", add_special_tokens=False) == ["▁a"]
 
 
 def test_where_the_file_says_nothing_a_bpe_begins_with_nothing() -> None:
-    assert texts_of(read_vocabulary(bpe(**{"tokenizer.ggml.bos_token_id": 0})).tokenizer, "a") == ["a"]
+    assert texts_of(GGUFTokenizer(bpe(**{"tokenizer.ggml.bos_token_id": 0})).fast, "a") == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,11 @@ def test_all_ends_of_a_turn_are_found(more: list[tuple[str, int]], ids: dict[str
     metadata = sentencepiece(*more)
     tokens = metadata["tokenizer.ggml.tokens"]
     metadata |= {f"tokenizer.ggml.{name}_token_id": tokens.index(text) for name, text in ids.items()}
-    vocabulary = read_vocabulary(metadata)
+    vocabulary = GGUFTokenizer(metadata)
     assert vocabulary.eos_token_id == 2
-    assert [tokens[i] for i in vocabulary.end_token_ids] == expected
-    ends = [vocabulary.tokenizer.token_to_id(text) for text in expected]
-    assert vocabulary.tokenizer.decode(ends) == "", "an end is not shown"
+    assert [tokens[i] for i in vocabulary.eos_token_ids] == expected
+    ends = [vocabulary.fast.token_to_id(text) for text in expected]
+    assert vocabulary.fast.decode(ends) == "", "an end is not shown"
 
 
 def test_an_id_that_says_none_is_none() -> None:
@@ -193,29 +193,29 @@ def test_an_id_that_says_none_is_none() -> None:
     none = {f"tokenizer.ggml.{name}_token_id": (1 << 32) - 1 for name in ("eot", "seperator", "padding")}
     behind = {"tokenizer.ggml.padding_token_id": len(sentencepiece()["tokenizer.ggml.tokens"])}
     for changes in (none, behind):
-        assert read_vocabulary(sentencepiece(**changes)).special_tokens.keys() == {
+        assert GGUFTokenizer(sentencepiece(**changes)).special_tokens.keys() == {
             "bos_token",
             "eos_token",
             "unk_token",
         }
-    assert read_vocabulary(sentencepiece(**none)).end_token_ids == [2]
+    assert GGUFTokenizer(sentencepiece(**none)).eos_token_ids == [2]
 
 
 def test_a_tag_that_is_text_ends_nothing() -> None:
     """Qwen's vocabulary has HTML's </s> as a word."""
     own: dict[str, Any] = {"tokens": ["x", "</s>", "<|im_end|>"], "merges": []}
     own |= {"eos_token_id": 2, "token_type": np.array([NORMAL, NORMAL, CONTROL])}
-    vocabulary = read_vocabulary(bpe(**{f"tokenizer.ggml.{key}": value for key, value in own.items()}))
-    assert vocabulary.end_token_ids == [2]
-    assert vocabulary.tokenizer.decode([0, 1, 2]) == "x</s>"
+    vocabulary = GGUFTokenizer(bpe(**{f"tokenizer.ggml.{key}": value for key, value in own.items()}))
+    assert vocabulary.eos_token_ids == [2]
+    assert vocabulary.fast.decode([0, 1, 2]) == "x</s>"
 
 
 def test_templates_are_given_by_name_with_the_texts_that_they_use() -> None:
     templates = {"tokenizer.chat_template": "plain", "tokenizer.chat_templates": ["tool_use"]}
-    vocabulary = read_vocabulary(sentencepiece(**templates, **{"tokenizer.chat_template.tool_use": "tools"}))
+    vocabulary = GGUFTokenizer(sentencepiece(**templates, **{"tokenizer.chat_template.tool_use": "tools"}))
     assert vocabulary.chat_templates == {"default": "plain", "tool_use": "tools"}
     assert vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    assert read_vocabulary(sentencepiece()).chat_templates == {}
+    assert GGUFTokenizer(sentencepiece()).chat_templates == {}
 
 
 # ---- what is wrong
@@ -247,19 +247,19 @@ def test_templates_are_given_by_name_with_the_texts_that_they_use() -> None:
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        _ = read_vocabulary(bpe(**changes)).tokenizer
+        _ = GGUFTokenizer(bpe(**changes)).fast
 
 
 @pytest.mark.parametrize("scores", [None, [0.0], np.full(259 + len(WORDS), np.nan), ["a"] * (259 + len(WORDS))])
 def test_scores_that_are_none_are_named(scores: Any) -> None:
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.scores"):
-        _ = read_vocabulary(sentencepiece(**{"tokenizer.ggml.scores": scores})).tokenizer
+        _ = GGUFTokenizer(sentencepiece(**{"tokenizer.ggml.scores": scores})).fast
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"])
 def test_a_missing_value_is_named(key: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"the GGUF file has no {key}"):
-        _ = read_vocabulary({name: value for name, value in bpe().items() if name != key}).tokenizer
+        _ = GGUFTokenizer({name: value for name, value in bpe().items() if name != key}).fast
 
 
 # ---- llama.cpp's own vectors
@@ -275,7 +275,7 @@ def read_vectors(path: Path) -> list[tuple[str, list[int]]]:
 @pytest.mark.parametrize("name", LLAMA_CPPS)
 def test_llama_cpps_vectors_give_llama_cpps_ids(name: str) -> None:
     (path,) = vectors(f"vocab/ggml-vocab-{name}.gguf")
-    tokenizer = read_vocabulary(GGUFFile.open(path).metadata).tokenizer
+    tokenizer = GGUFTokenizer(GGUFFile.open(path).metadata).fast
     cases = read_vectors(path)
     assert len(cases) > 40
     for text, ids in cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from nanoengine.models.layers.experts import Experts
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.model_config import ExpertsConfig
+from nanoengine.models.model_config import ExpertsConfig, TensorNames
+from tests.support import TOY
 
 HIDDEN, SIZE = 33, 20
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}
@@ -38,13 +40,15 @@ def layer_of(factory: Factory, block: Any, names: tuple[str, str, str]) -> Exper
     """A layer with the weights of a block, by the names of a checkpoint."""
     experts, hidden = block.gate.weight.shape
     facts = ExpertsConfig(num_experts=experts, num_chosen=block.gate.top_k, intermediate_size=SIZE, normalize=True)
-    layer = Experts(factory, hidden, facts)
+    layer = Experts(
+        replace(TOY, hidden_size=hidden, experts=facts, names=TensorNames(expert_gate_up_down=names)), factory
+    )
     tensors = {"mlp.gate.weight": block.gate.weight}
     for i in range(experts):
         gate, up = block.experts.gate_up_proj[i].chunk(2)
         for name, values in zip(names, (gate, up, block.experts.down_proj[i]), strict=True):
             tensors[f"mlp.experts.{i}.{name}.weight"] = values
-    places = layer.slots("mlp", "gate", names)
+    places = layer.slots_below("mlp")
     assert places.keys() == tensors.keys()
     for name, place in places.items():
         assert place.shape == tensors[name].shape

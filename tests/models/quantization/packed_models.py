@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-AWQ_SLOTS = {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
-"""Output of eight -> which 4 bits of a word it has (AutoAWQ: awq/modules/linear/gemm.py)."""
+AWQ_SLOTS = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of each output of eight, which 4 bits of a word it has (AutoAWQ: awq/modules/linear/gemm.py)."""
 
 Tensors = dict[str, Tensor]
 
@@ -46,12 +46,13 @@ def draw(outputs: int, inputs: int, bits: int, group: int | None, symmetric: boo
     return Drawn(numbers, scales.to(dtype), zeros, bits)
 
 
-def words(rows: int, columns: int, content: list[tuple[int, int, int, int]]) -> Tensor:
-    """int32 of these numbers, each given as row, column, first bit, number."""
-    table = [[0] * columns for _ in range(rows)]
-    for row, column, first_bit, number in content:
-        table[row][column] |= number << first_bit
-    return torch.tensor(table, dtype=torch.int64).sub(0).to(torch.int32)  # wraps
+def words(numbers: Tensor, bits: int, slots: Sequence[int] = range(8)) -> Tensor:
+    """int32 [rows, words]: of the neighbours in a row of a word, the number i has the `bits` from `bits * slots[i]` on."""
+    each = 32 // bits
+    table = torch.zeros(len(numbers), -(-numbers.shape[1] // each), dtype=torch.int64)
+    for column, values in enumerate(numbers.T):
+        table[:, column // each] |= values << bits * slots[column % each]
+    return table.to(torch.int32)  # wraps
 
 
 def mxfp4_folder(original: Path, folder: Path) -> Path:
@@ -81,42 +82,31 @@ def cells(matrix: Tensor) -> list[tuple[int, int, int]]:
 
 
 def awq(drawn: Drawn) -> Tensors:
-    outputs, inputs = drawn.numbers.shape
-    groups = drawn.scales.shape[1]
-    numbers = [(i, o // 8, 4 * AWQ_SLOTS[o % 8], n) for o, i, n in cells(drawn.numbers)]
-    zeros = [(g, o // 8, 4 * AWQ_SLOTS[o % 8], z) for o, g, z in cells(drawn.zeros)]
     return {
-        "qweight": words(inputs, outputs // 8, numbers),
-        "qzeros": words(groups, outputs // 8, zeros),
+        "qweight": words(drawn.numbers.T, 4, AWQ_SLOTS),
+        "qzeros": words(drawn.zeros.T, 4, AWQ_SLOTS),
         "scales": drawn.scales.t().contiguous(),
     }
 
 
 def gptq(drawn: Drawn, less: int = 1) -> Tensors:
-    outputs, inputs = drawn.numbers.shape
-    groups, bits, each = drawn.scales.shape[1], drawn.bits, 32 // drawn.bits
-    numbers = [(i // each, o, bits * (i % each), n) for o, i, n in cells(drawn.numbers)]
-    zeros = [(g, o // each, bits * (o % each), z - less) for o, g, z in cells(drawn.zeros)]
+    inputs, groups = drawn.numbers.shape[1], drawn.scales.shape[1]
     return {
-        "qweight": words(inputs // each, outputs, numbers),
-        "qzeros": words(groups, -(-outputs // each), zeros),
+        "qweight": words(drawn.numbers, drawn.bits).T.contiguous(),
+        "qzeros": words(drawn.zeros.T - less, drawn.bits),
         "scales": drawn.scales.t().contiguous(),
         "g_idx": torch.tensor([i // (inputs // groups) for i in range(inputs)], dtype=torch.int32),
     }
 
 
 def packed(drawn: Drawn) -> Tensors:
-    outputs, inputs = drawn.numbers.shape
-    groups, bits, each = drawn.scales.shape[1], drawn.bits, 32 // drawn.bits
-    numbers = [(o, i // each, bits * (i % each), n) for o, i, n in cells(drawn.numbers)]
     tensors = {
-        "weight_packed": words(outputs, inputs // each, numbers),
+        "weight_packed": words(drawn.numbers, drawn.bits),
         "weight_scale": drawn.scales,
-        "weight_shape": torch.tensor([outputs, inputs]),
+        "weight_shape": torch.tensor(drawn.numbers.shape),
     }
-    if bool((drawn.zeros != 2 ** (bits - 1)).any()):
-        zeros = [(o // each, g, bits * (o % each), z) for o, g, z in cells(drawn.zeros)]
-        tensors["weight_zero_point"] = words(-(-outputs // each), groups, zeros)
+    if bool((drawn.zeros != 2 ** (drawn.bits - 1)).any()):
+        tensors["weight_zero_point"] = words(drawn.zeros.T, drawn.bits).T.contiguous()
     return tensors
 
 
@@ -276,7 +266,14 @@ def is_quantized(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def pack_folder(original: Path, folder: Path, form: Form, files: int = 1, seed: int = 0) -> Path:
+def pack_folder(
+    original: Path,
+    folder: Path,
+    form: Form,
+    files: int = 1,
+    seed: int = 0,
+    chosen: Callable[[str, Tensor], bool] = lambda name, _: is_quantized(name),
+) -> Path:
     """A folder with the linear layers of another one drawn anew, and stored in a format; `folder / "dense"` has the same numbers.
 
     The tensors of a layer are dealt out to that many files.
@@ -287,7 +284,7 @@ def pack_folder(original: Path, folder: Path, form: Form, files: int = 1, seed: 
     tensors = load_file(original / "model.safetensors")
     stored: Tensors = {}
     for name, tensor in list(tensors.items()):
-        if is_quantized(name):
+        if chosen(name, tensor):
             parts, tensors[name] = form.make(*tensor.shape)
             stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
         else:

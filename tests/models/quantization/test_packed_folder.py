@@ -75,12 +75,10 @@ def refused(folder: Path, message: str) -> None:
     assert all(bool((tensor == 7.0).all()) for tensor in tensors_of(model).values())
 
 
-@pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("form", [*FORMS.values(), *MIXED.values()], ids=[*FORMS, *MIXED])
-def test_what_is_loaded_are_the_numbers_that_were_packed(
-    packed_in: Callable[..., Path], form: Form, files: int
-) -> None:
-    folder = packed_in(form, files=files)
+def test_what_is_loaded_are_the_numbers_that_were_packed(packed_in: Callable[..., Path], form: Form) -> None:
+    """The tensors of a layer are in several files."""
+    folder = packed_in(form, files=3)
     model, expected = load(folder), load_file(folder / "dense" / "model.safetensors")
     assert tensors_of(model).keys() == expected.keys()
     for name, tensor in tensors_of(model).items():
@@ -199,11 +197,6 @@ NEEDED += [("fp8, blocks", "weight_scale_inv")]
             "GPTQ",
             change(f"{Q}.qzeros", lambda t: t + 1),
             rf"qzeros of {Q} in .*other .*than 8, but sym is true.*gptq_v2",
-        ),
-        (
-            "packed",
-            change(f"{Q}.weight_shape", lambda t: t + 1),
-            rf"weight_shape of {Q} in .*is \[33, 33\].*\[32, 32\]",
         ),
         ("packed", lambda t: t.update({f"{Q}.weight_g_idx": BACKWARDS}), rf"weight_g_idx of {Q} in .*another order"),
         ("packed, zeros", change(f"{Q}.weight_zero_point", Tensor.char), r"I8 \[4, 2\].*I32 \[4, 2\] or I8 \[32, 2\]"),

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from torch import Tensor
 from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.scale.parallel.communicator import Distributed, SharedMemory
 from nanoengine.scale.worker.member import Member, RankLost
+from tests.scale.parallel.groups import by_all
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -25,11 +24,6 @@ needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native kernels
 def group(size: int, row_bytes: int = 1 << 20, seconds: float = 30.0) -> list[SharedMemory]:
     memory = torch.zeros(SharedMemory.bytes_of(size, row_bytes), dtype=torch.uint8)
     return [SharedMemory(memory, rank, size, row_bytes, seconds) for rank in range(size)]
-
-
-def by_all(ranks: list[Any], work: Callable[[Any], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(work, ranks))
 
 
 def parts(rng: random.Random, size: int) -> tuple[list[int], list[Tensor]]:

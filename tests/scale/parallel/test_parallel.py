@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,70 +13,59 @@ from typing import Any, cast
 import pytest
 
 from nanoengine import LLM
-from nanoengine.errors import InvalidConfig
+from nanoengine.errors import EngineDead, InvalidConfig
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.models.decoder import DecoderLayer
 from nanoengine.scale.parallel.capability import check_layers
-from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.worker.remote_runner import RemoteRunner
+from tests.forks import IS_LINUX, Forked
 from tests.models.families import family_checkpoint
 from tests.scale.replicas.test_demo import OPTIONS, PARAMS, PROMPTS
 from tests.scale.seen import children, is_running, told
 from tests.support import threads
 
 
-def ranks_of(llm: LLM) -> list[int]:
-    """The processes of the group, in the process of the only replica."""
-    assert isinstance(llm.engine, ReplicatedEngine)
-    [process] = llm.engine.supervisor.current
-    return children(process.started.process.pid, "worker.process")  # type: ignore[attr-defined]
-
-
-def test_two_ranks_compute_the_same_and_so_do_others_when_one_is_killed() -> None:
+def test_two_ranks_compute_the_same_and_a_lost_one_ends_the_other() -> None:
     with LLM("demo", seed=1, **OPTIONS) as llm:
         expected = told(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
-    with LLM("demo", seed=1, tensor_parallel_size=2, **OPTIONS) as llm:
-        first, engine = ranks_of(llm), cast(ReplicatedEngine, llm.engine)
-        assert len(first) == 2
-
-        def kill_one(_: object) -> None:
-            longest = max((len(s.output_token_ids) for r in engine.requests.values() for s in r.sequences), default=0)
-            if longest >= 12 and not engine.supervisor.num_lost and is_running(first[1]):
-                os.kill(first[1], signal.SIGKILL)
-
-        assert told(llm.run(llm.make_requests(PROMPTS, PARAMS), kill_one)) == expected
-        assert engine.supervisor.num_lost == 1
-        second = ranks_of(llm)
-        assert len(second) == 2
-        assert not set(first) & set(second)
-        assert not any(map(is_running, first)), "the others of a lost group are ended"
-    assert not any(map(is_running, second))
+    with LLM("demo", seed=1, tensor_parallel_size=2, replicas=0, **OPTIONS) as llm:
+        assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+        ranks = [process.pid for process in llm.engine.executor.executor.processes]  # type: ignore[attr-defined]
+        assert all(map(is_running, ranks))
+        os.kill(ranks[1], signal.SIGKILL)
+        with pytest.raises(EngineDead, match="the worker process of rank 1 was killed by SIGKILL"):
+            llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert not any(map(is_running, ranks))
 
 
 SCRIPT = """
 from nanoengine import LLM
-llm = LLM('demo', tensor_parallel_size=2, replicas=0, num_kv_blocks=40, use_tqdm=False)
-print(*(own.pid for own in llm.engine.executor.executor.processes), flush=True)
+llm = LLM('demo', tensor_parallel_size=2, num_kv_blocks=40, use_tqdm=False)
+[replica] = llm.engine.supervisor.current
+print(replica.started.process.pid, flush=True)
 while True:
     llm.generate([[5] * 300], use_tqdm=False)
 """
 
 
+@pytest.mark.skipif(not IS_LINUX, reason="it looks for processes in /proc")
 def test_nothing_is_left_of_a_process_that_is_ended() -> None:
-    """Ctrl-C goes to the whole group of processes."""
+    """Ctrl-C goes to the whole group of processes: the one with the requests, a replica, and its ranks."""
     shared = Path("/dev/shm")
     before = set(shared.iterdir()) if shared.is_dir() else set()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT], start_new_session=True, **pipes)
-    assert process.stdout is not None
-    pids = list(map(int, process.stdout.readline().split()))
-    assert len(pids) == 2
-    assert all(map(is_running, pids))
+    null, (said, told_to) = os.open(os.devnull, os.O_RDWR), os.pipe()
+    process = Forked(["-c", SCRIPT], streams=(null, told_to, null), own_session=True)
+    for own in (null, told_to):
+        os.close(own)
+    with os.fdopen(said) as output:
+        replica = int(output.readline())
+    ranks = children(replica, "worker.process")
+    assert len(ranks) == 2
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.wait(60)
     deadline = time.monotonic() + 30
-    while any(map(is_running, pids)):
+    while any(map(is_running, [replica, *ranks])):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert (set(shared.iterdir()) if shared.is_dir() else set()) <= before

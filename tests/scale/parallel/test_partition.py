@@ -6,7 +6,7 @@ import pytest
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.model_config import StateConfig
-from nanoengine.scale.parallel.partition import UNIT, Partition, split_evenly
+from nanoengine.scale.parallel.partition import UNIT, Partition
 from nanoengine.scale.parallel.states import units_of_ranks
 
 
@@ -39,17 +39,6 @@ def test_heads_are_shared_out_and_have_their_kv_heads(heads: int, kv_heads: int)
         assert partition.columns(partition.heads)[-1].stop == heads * 16
 
 
-def test_uneven_heads_of_smollm2_on_two_ranks() -> None:
-    partition = Partition(2, 9, 3, 64)
-    assert partition.kv_heads == [range(1), range(1, 3)]
-    assert partition.heads == [range(3), range(3, 9)]
-
-
-def test_a_rank_without_heads_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="tensor_parallel_size is 5, but the model has 4 query heads"):
-        Partition(5, 4, 2, 16)
-
-
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 3), (8, 1), (8, 4)])
 def test_heads_of_states_are_shared_out_with_their_groups(heads: int, groups: int) -> None:
     facts = StateConfig(taps=4, channels=99, num_heads=heads, num_groups=groups, depth=2, width=3)
@@ -66,10 +55,6 @@ def test_a_convolution_alone_is_shared_by_channels() -> None:
     assert units_of_ranks(StateConfig(taps=3, channels=100), 3) == {
         "channels": [range(32), range(32, 64), range(64, 100)]
     }
-
-
-def test_a_share_is_cut_at_units() -> None:
-    assert split_evenly(72, 2, 16) == [range(32), range(32, 72)]
 
 
 def test_heads_of_a_group_that_stand_apart_are_refused() -> None:

@@ -63,8 +63,8 @@ def pids_of(name: str) -> list[int]:
     return found
 
 
-def wait_for(is_so: Callable[[], bool], meanwhile: Callable[[], object] = lambda: time.sleep(0.05)) -> None:
+def wait_for(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not is_so():
-        meanwhile()
+        time.sleep(0.05)
         assert time.monotonic() < end, "it does not come to that"

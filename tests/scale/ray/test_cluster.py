@@ -108,7 +108,7 @@ def test_a_node_is_killed_while_200_requests_run(nodes: Any, offline: list[list[
 def test_one_that_waits_for_room_is_given_up_when_the_engine_closes(caplog: pytest.LogCaptureFixture) -> None:
     own = RayCarrier(read_config("demo", OPTIONS), Resources(64, 0), 1)
     threading.Timer(3.0, own.close).start()
-    with patch.object(carrier, "TELL_SECONDS", 1.0), pytest.raises(EngineClosed, match="replica 3 waited for a node"):
+    with patch.object(carrier, "LOG_SECONDS", 1.0), pytest.raises(EngineClosed, match="replica 3 waited for a node"):
         own.start(3)
     assert "replica 3 waits for a node of the Ray cluster with room for 64 CPUs" in caplog.text
     wait_for(lambda: not pids_of("RayReplica"))

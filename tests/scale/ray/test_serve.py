@@ -11,11 +11,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from nanoengine.scale.ray import deployment
 
 from .cluster import OPTIONS, ROOT, cluster, needs_ray, pids_of, wait_for
@@ -35,16 +36,7 @@ def nodes() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def want() -> str:
     with LLM("demo", use_tqdm=False, **OPTIONS) as llm:
-        params = llm.get_default_sampling_params()
-        params = SamplingParams(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=5,
-            max_tokens=120,
-            ignore_eos=True,
-        )
+        params = replace(llm.get_default_sampling_params(), seed=5, max_tokens=120, ignore_eos=True)
         return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
 
 
@@ -88,17 +80,8 @@ def test_a_deployment_of_ray_serve(want: str) -> None:
 
 def test_the_command(nodes: Any, want: str) -> None:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    command = [
-        sys.executable,
-        "-m",
-        "nanoengine",
-        "serve",
-        "demo",
-        "--port=0",
-        "--ray",
-        f"--ray-address={nodes.address}",
-    ]
-    command += ["--replicas=2", *options]
+    command = [sys.executable, "-m", "nanoengine", "serve", "demo", "--port=0", "--ray", "--replicas=2", *options]
+    command += [f"--ray-address={nodes.address}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
         url = next((match[0] for line in process.stderr if (match := re.search(r"http://127\S+", line))), None)

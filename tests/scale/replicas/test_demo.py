@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidConfig, InvalidSamplingParams
 from nanoengine.scale.replicas.engine import ReplicatedEngine
+from tests.scale.replicas.test_processes import busy, signal_all, wait_for
 from tests.scale.seen import told
 
 OPTIONS: dict[str, Any] = {"num_kv_blocks": 60, "max_num_batched_tokens": 48, "max_model_len": 256, "use_tqdm": False}
@@ -65,44 +64,25 @@ def replicas_of(llm: LLM) -> ReplicatedEngine:
     return llm.engine
 
 
-def lose_busy(engine: ReplicatedEngine, number: signal.Signals, most: int) -> None:
-    """Send a signal to some of those that have requests."""
-    found = [slot.current for slot in engine.supervisor.slots if slot.current is not None]
-    for process in [process for process in found if engine.fleet.num_running(process.key)][:most]:
-        os.kill(process.started.process.pid, number)  # type: ignore[attr-defined]
-
-
-def wait_for_losses(engine: ReplicatedEngine, count: int) -> None:
-    """A replica may have said all that was wanted before it was killed: then that it is lost comes behind the last token."""
-    end = time.monotonic() + 30.0
-    while engine.supervisor.num_lost < count and time.monotonic() < end:
-        engine.supervisor.watch()
-    assert engine.supervisor.num_lost == count
-
-
-@pytest.mark.parametrize(
-    ("number", "most", "at"),
-    [(signal.SIGCONT, 1, (2,)), (signal.SIGKILL, 1, (3, 21))],
-)
-def test_all_requests_get_what_one_engine_gives(
-    llm: LLM, expected: list[Any], number: signal.Signals, most: int, at: tuple[int, ...]
-) -> None:
-    engine, tokens = replicas_of(llm), list(at)
+@pytest.mark.parametrize("kills", [(), (3, 21)], ids=str)
+def test_all_requests_get_what_one_engine_gives(llm: LLM, expected: list[Any], kills: tuple[int, ...]) -> None:
+    """Although replicas are killed when the longest answer has so many tokens."""
+    engine, due = replicas_of(llm), list(kills)
     engine._seeds = random.Random(llm.config.seed)  # of requests without one
-    while engine.supervisor.num_ready < 2:  # the last case may have lost some
-        engine.supervisor.watch()
     num_lost = engine.supervisor.num_lost
 
     def after_step(_: object) -> None:
         longest = max((len(s.output_token_ids) for r in engine.requests.values() for s in r.sequences), default=0)
-        were_lost = engine.supervisor.num_lost - num_lost == most * (len(at) - len(tokens))  # nobody is killed twice
-        if tokens and longest >= tokens[0] and were_lost:
-            tokens.pop(0)
-            lose_busy(engine, number, most)
+        were_lost = engine.supervisor.num_lost - num_lost == len(kills) - len(due)  # nobody is killed twice
+        if due and longest >= due[0] and were_lost:
+            due.pop(0)
+            signal_all(busy(engine)[:1], signal.SIGKILL)
 
     assert told(llm.run(llm.make_requests(PROMPTS, PARAMS), after_step)) == expected
-    assert not tokens
-    wait_for_losses(engine, num_lost + (0 if number is signal.SIGCONT else most * len(at)))
+    assert not due
+    # A replica may have said all that was wanted before it was killed: its loss is known behind the last token.
+    wait_for(engine, lambda: engine.supervisor.num_lost == num_lost + len(kills))
+    wait_for(engine, lambda: engine.supervisor.num_ready == 2)
 
 
 def test_embeddings_errors_metrics_and_the_cache_pass_through(llm: LLM) -> None:
@@ -133,8 +113,8 @@ def test_embeddings_errors_metrics_and_the_cache_pass_through(llm: LLM) -> None:
 )
 def test_replicas_keep_kv_in_host_memory_and_in_files(tmp_path: Path, expected: list[Any]) -> None:
     own = {"replicas": 2, "num_threads": 1, "kv_host_memory": "1MiB", **OPTIONS}
-    for tiers in ({}, {"kv_disk_path": str(tmp_path)}, {"kv_disk_path": str(tmp_path)}):
-        with LLM("demo", **own, **tiers) as llm:
+    for _ in range(2):
+        with LLM("demo", kv_disk_path=str(tmp_path), **own) as llm:
             outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
             ready = {slot.current.ready for slot in replicas_of(llm).supervisor.slots if slot.current is not None}
         assert told(outputs) == expected

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.features.observability.kv_events import KVEventPublisher
 from nanoengine.scale.replicas import fleet, slots, supervisor
@@ -27,7 +28,7 @@ from tests.scale.worker.peers import FAULTS, Fault, Peer, dead, silent
 from tests.serve.aio.toys import LogprobListener
 
 from .test_processes import plain, run, wait_for
-from .world import BLOCK_SIZE, HASH_SEED, draw_requests, expected, replicated
+from .world import BLOCK_SIZE, HASH_SEED, answers, draw_requests, expected, replicated
 
 READY = Ready(60, HASH_SEED, "toys")
 
@@ -165,6 +166,29 @@ def test_a_start_has_two_limits() -> None:
     message = r"replica 0 has given no sign of life for 0\.1 seconds \(replica_silence_seconds\) while it started"
     with pytest.raises(EngineDead, match=message):
         replicas(PeerCarrier(Life(-1, silent)), replica_silence_seconds=0.1).__enter__()
+
+
+def test_a_rolling_restart_loses_nothing_and_leaves_no_gap() -> None:
+    want = expected(3)
+    with replicas(PeerCarrier(), 2) as engine:
+        old, requests, others = keys(engine), draw_requests(engine, 3), list[Request]()
+        for request in requests:
+            engine.submit(request)
+        engine.step()
+        engine.restart()
+
+        def is_new() -> bool:
+            assert engine.supervisor.num_ready == 2, "all are there at any time"
+            others.append(plain(engine))
+            engine.submit(others[-1])
+            return not set(old) & set(keys(engine))
+
+        wait_for(engine, is_new)
+        one = run(engine, [plain(engine)])
+        assert answers(requests) == want
+        assert all(answers([other]) == one for other in others)
+        assert engine.supervisor.num_lost == 0
+        wait_for(engine, lambda: not engine.supervisor._leaving)
 
 
 def test_a_rolling_restart_goes_on_behind_a_start_that_hangs_and_says_when_it_cannot(

@@ -18,7 +18,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineClosed, EngineDead
 from nanoengine.features.observability.observer import Observer
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.scale.replicas import slots
+from nanoengine.scale.replicas import slots, supervisor
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.slots import ReplicaProcess
@@ -43,6 +43,7 @@ def replicas(count: int = 2, carrier: ToyCarrier | None = None, **options: Any) 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "RETRY_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.1)
 
 
 def run(engine: ReplicatedEngine, requests: list[Request], after: Callable[[], object] = lambda: None) -> list[Any]:
@@ -113,32 +114,6 @@ def test_a_replica_that_has_lost_a_rank_says_which() -> None:
         assert isinstance(bad.error, EngineDead)
         assert "rank 1 is gone" in str(engine.supervisor.failure)
         assert run(engine, draw_requests(engine, 2)) == want
-
-
-def test_a_rolling_restart_loses_nothing_and_leaves_no_gap() -> None:
-    want = expected(3)
-    with replicas(2) as engine:
-        old = [slot.current.key for slot in engine.supervisor.slots if slot.current is not None]
-        requests = draw_requests(engine, 3)
-        for request in requests:
-            engine.submit(request)
-        engine.step()
-        engine.restart()
-        others: list[Request] = []
-
-        def is_new() -> bool:
-            assert engine.supervisor.num_ready == 2, "all are there at any time"
-            others.append(plain(engine))
-            engine.submit(others[-1])
-            return all(slot.current is not None and slot.current.key not in old for slot in engine.supervisor.slots)
-
-        wait_for(engine, is_new)
-        run(engine, [])
-        assert answers(requests) == want
-        assert engine.supervisor.num_lost == 0
-        one = run(engine, [plain(engine)])
-        assert all(answers([other]) == one for other in others)
-        wait_for(engine, lambda: not engine.supervisor._leaving)
 
 
 def test_a_first_start_that_fails_is_an_error() -> None:

@@ -122,7 +122,7 @@ class World:
 
     def abort(self, request: Request) -> None:
         if request in self.fleet.running:
-            self.fleet.abort(request, Finish("abort", None, None, None, None))
+            self.fleet.abort(request, Finish("abort"))
 
     def run(self, most: int = 5000) -> None:
         """Deliver everything until nothing runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 from multiprocessing.connection import Connection
 
 import pytest
@@ -15,22 +16,17 @@ def test_messages_of_any_size_come_whole_and_in_order_and_nobody_waits() -> None
     selector = selectors.DefaultSelector()
     own, other = socket.socketpair()
     link = Link(own, selector, "me")
-    messages = [
-        b"",
-        list(range(100)),
-        b"x" * (3 << 20),
-        "last",
-    ]  # more than the socket takes: the other side does not read yet
+    messages = [b"", list(range(100)), b"x" * (3 << 20), "last"]  # more than the socket takes
     for message in messages:
         link.send(message)
     assert selector.get_key(link.socket).data == "me"
     assert selector.select(0) == [], "the socket is full"
-    connection = Connection(other.detach())
-    received = []
-    while len(received) < len(messages):
-        while not connection.poll(0):
-            link.flush()
-        received.append(recv(connection, link))
+    connection, received = Connection(other.detach()), list[object]()
+    reader = threading.Thread(target=lambda: received.extend(connection.recv() for _ in messages))
+    reader.start()
+    while reader.is_alive():
+        link.flush()
+        reader.join(0.001)
     assert received == messages
     assert selector.get_key(link.socket).events == selectors.EVENT_READ, "nothing is left to send"
     for message in messages:
@@ -79,16 +75,3 @@ def test_nothing_is_received_on_a_link_that_was_closed_meanwhile() -> None:
         for message in link.receive():
             assert message == 1
             link.close()
-
-
-def recv(connection: Connection, link: Link) -> object:
-    """A large message comes in pieces, which the link sends as there is room."""
-    import threading
-
-    result: list[object] = []
-    thread = threading.Thread(target=lambda: result.append(connection.recv()))
-    thread.start()
-    while thread.is_alive():
-        link.flush()
-        thread.join(0.001)
-    return result[0]

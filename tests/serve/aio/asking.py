@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import wraps
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.seams import PolicyPart
@@ -13,29 +12,10 @@ from nanoengine.core.sequence import Request
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.aio.request_stream import Delta, RequestStream
 
-from .toys import PATIENCE, StepGate, assert_idle, greedy
-
-T = TypeVar("T")
+from .toys import StepGate, assert_idle, greedy
 
 LONG = greedy(40)
 Make = Callable[..., tuple[AsyncLLMEngine, StepGate]]
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        return await asyncio.wait_for(coroutine, PATIENCE)
-
-    return asyncio.run(bounded())
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test that is a coroutine."""
-
-    @wraps(test)
-    def runs(*args: Any, **kwargs: Any) -> None:
-        run(test(*args, **kwargs))
-
-    return runs
 
 
 def ask(engine: AsyncLLMEngine, *prompt: int, interval: int | None = 1, request_id: str | None = None) -> RequestStream:

@@ -28,13 +28,14 @@ from .asking import (
     check_idle,
     collect,
     held,
-    in_loop,
     nothing,
     read,
     reasons_of,
     tokens_of,
 )
 from .toys import POISON, Poisoned, assert_idle, expected, greedy
+
+pytestmark = pytest.mark.anyio
 
 # ---- failures
 
@@ -48,7 +49,6 @@ def test_what_keeps_an_engine_from_being_made_is_raised() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "nanoengine" and not thread.daemon]
 
 
-@in_loop
 async def test_a_failed_step_ends_its_requests_and_no_others(make: Make) -> None:
     engine, gate = make(model=Poisoned(4))
     gate.shut()
@@ -74,7 +74,6 @@ class Stubborn(ToyModel):
 
 
 @pytest.mark.parametrize("model", [ToyModel, Stubborn])
-@in_loop
 async def test_an_engine_that_dies_tells_everybody(make: Make, model: type[ToyModel]) -> None:
     """Even one that cannot be closed."""
     engine, gate = make(max_num_seqs=2, model=model(4))
@@ -107,7 +106,6 @@ async def test_an_engine_that_dies_tells_everybody(make: Make, model: type[ToyMo
 
 
 @pytest.mark.parametrize("client", ["", "worse"])
-@in_loop
 async def test_close_while_requests_run_ends_them(make: Make, client: str) -> None:
     """Also if a part raises at each of their ends."""
     engine, gate = make(max_num_seqs=1, parts=[Broken()])
@@ -132,7 +130,6 @@ async def test_close_while_requests_run_ends_them(make: Make, client: str) -> No
     engine.close()
 
 
-@in_loop
 async def test_a_message_that_comes_too_late_is_answered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make()
     request = engine.make_request([1], LONG)
@@ -149,7 +146,6 @@ async def test_a_message_that_comes_too_late_is_answered(make: Make, monkeypatch
 
 
 @pytest.mark.parametrize("seed", range(8))
-@in_loop
 async def test_whatever_is_asked_for_every_stream_ends(make: Make, seed: int) -> None:
     rng = random.Random(seed)
     sizes = {"num_blocks": rng.choice((20, 64)), "max_num_seqs": rng.choice((1, 3, 8)), "max_model_len": 40}

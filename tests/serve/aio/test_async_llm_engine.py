@@ -31,13 +31,13 @@ from .asking import (
     check_idle,
     collect,
     held,
-    in_loop,
     read,
     reasons_of,
-    run,
     tokens_of,
 )
-from .toys import expected, greedy
+from .toys import PATIENCE, expected, greedy
+
+pytestmark = pytest.mark.anyio
 
 
 class BestOf(SamplingParams):
@@ -46,7 +46,6 @@ class BestOf(SamplingParams):
         return 2
 
 
-@in_loop
 async def test_a_client_with_many_requests_holds_no_other_up(make: Make) -> None:
     """Before each step comes a call of each client in turn."""
     engine, gate = make()
@@ -69,7 +68,6 @@ async def test_a_client_with_many_requests_holds_no_other_up(make: Make) -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-@in_loop
 async def test_what_raises_in_one_stream_takes_the_news_of_no_other(make: Make, seed: int) -> None:
     """Whichever of its functions it is: the reader of that stream gets the error, and all others every token."""
     rng = random.Random(seed)
@@ -87,7 +85,8 @@ async def test_what_raises_in_one_stream_takes_the_news_of_no_other(make: Make, 
         if fault in ("take_now", "collect"):
             setattr(streams[-1], fault, raises)
     gate.open()
-    found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    async with asyncio.timeout(PATIENCE):
+        found = await asyncio.gather(*map(read, streams), return_exceptions=True)
     for number, (fault, own) in enumerate(zip(faults, found, strict=True), start=1):
         assert isinstance(own, LookupError) if fault else tokens_of(own) == expected(number)  # type: ignore[arg-type]
     for stream in streams:
@@ -131,37 +130,28 @@ def check_deltas(deltas: list[Delta], outputs: list[CompletionOutput]) -> None:
 
 @pytest.mark.parametrize("interval", [1, 3, 1000, None])
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 20, "depth": 2, "policy": "mixed"}], ids=["large", "small"])
-def test_many_at_once_get_what_a_blocking_engine_gives(
+async def test_many_at_once_get_what_a_blocking_engine_gives(
     make: Make, answers: list[list[CompletionOutput]], interval: int | None, options: dict[str, Any]
 ) -> None:
     """An interval changes the pieces and not their sum."""
     engine, _ = make(**options)
-
-    async def main() -> list[tuple[list[Delta], list[CompletionOutput]]]:
-        requests = [engine.make_request(*request) for request in drawn_requests(30)]
-        streams = [engine.submit(request, interval) for request in requests]
-        pieces = await asyncio.gather(*map(read, streams))
-        await check_idle(engine)
-        return list(zip(pieces, [request.output().outputs for request in requests], strict=True))
-
-    for (deltas, outputs), wanted in zip(run(main()), answers, strict=True):
-        assert outputs == wanted
+    requests = [engine.make_request(*request) for request in drawn_requests(30)]
+    pieces = await asyncio.gather(*[read(engine.submit(request, interval)) for request in requests])
+    await check_idle(engine)
+    for deltas, request, wanted in zip(pieces, requests, answers, strict=True):
+        assert request.output().outputs == wanted
         if interval is None:
-            assert sorted(delta.index for delta in deltas) == [output.index for output in outputs], "only the first"
+            assert sorted(delta.index for delta in deltas) == [output.index for output in wanted], "only the first"
             continue
         check_deltas(deltas, wanted)
-        for index in range(len(outputs)):
+        for index in range(len(wanted)):
             own = [delta for delta in deltas if delta.index == index]
             assert all(len(delta.token_ids) >= interval for delta in own[1:-1])
-
-
-# ---- readers
 
 
 # ---- aborts
 
 
-@in_loop
 async def test_abort_before_the_start_in_the_middle_and_after_the_end(make: Make) -> None:
     engine, gate = make(max_num_seqs=1)
     gate.shut()
@@ -184,7 +174,6 @@ async def test_abort_before_the_start_in_the_middle_and_after_the_end(make: Make
 
 
 @pytest.mark.parametrize("way", ["closed", "cancelled"])
-@in_loop
 async def test_a_generator_that_is_left_early_aborts_within_one_step(make: Make, way: str) -> None:
     engine, gate = make()
     gate.shut()
@@ -219,16 +208,15 @@ def test_requests_of_a_loop_that_is_closed_are_aborted(make: Make, interval: int
         await check_idle(engine)
 
     gate.shut()
-    run(leave())
+    asyncio.run(leave())
     gate.open()
-    run(stay())
+    asyncio.run(stay())
     assert gate.num_steps <= 22, "nobody waits for the others"
 
 
 # ---- mistakes
 
 
-@in_loop
 async def test_bad_requests_never_reach_the_engine(make: Make) -> None:
     engine, gate = make()
     with pytest.raises(InvalidPrompt):
@@ -240,7 +228,6 @@ async def test_bad_requests_never_reach_the_engine(make: Make) -> None:
 
 
 @pytest.mark.parametrize("way", ["told", "cancelled"])
-@in_loop
 async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make, way: str) -> None:
     """It is not aborted by whoever was refused, and has left."""
     engine, gate = make()
@@ -260,7 +247,6 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make,
     assert engine.num_waiting == 0
 
 
-@in_loop
 async def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on(make: Make) -> None:
     engine, _ = make(parts=[Broken()])
     with pytest.raises(LookupError, match="no such client"):
@@ -271,7 +257,6 @@ async def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on
     await check_idle(engine)
 
 
-@in_loop
 async def test_what_a_called_function_raises_is_its_callers_unless_it_has_left(make: Make) -> None:
     engine, gate = make()
 

@@ -82,13 +82,8 @@ class Script:
     def __init__(self, text: str):
         self.bytes = text.encode()
         self.num_said: dict[int, int] = {}  # of each row
-        self.num_launched = 0
-        self.errors: dict[int, Exception] = {}  # by the number of the launch
 
     def launch(self, plan: StepPlan) -> Done:
-        self.num_launched += 1
-        if self.num_launched in self.errors:
-            return Done(self.errors[self.num_launched])
         for start in plan.started:
             self.num_said[start.row] = len(start.token_ids) - start.sampling.num_prompt_tokens
         rows = [*plan.decode_rows.tolist(), *(one.row for one in plan.runs if one.samples)]

@@ -40,7 +40,7 @@ def test_a_load_without_an_answer_that_makes_sense_fails(make_front: MakeFront) 
     server = make_front({"odd": "odd", "b": "toy"})
     assert "failed to load: " in server.complete("odd").error["message"]
     assert server.states()["odd"] == "failed"
-    assert server.front.loader.find("odd").child is None
+    assert server.front.model_of("odd").child is None
     assert server.complete("b").status == 200
 
 
@@ -58,7 +58,7 @@ def test_a_log_that_nobody_reads_stops_no_process(make_front: MakeFront, monkeyp
     for _ in range(2):
         connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait"}))
         until(lambda: server.front.jobs and server.states()["a"] == "loaded")
-        child = server.front.loader.find("a").child
+        child = server.front.model_of("a").child
         assert child is not None
         until(lambda child=child: child._last_line == "waits")  # type: ignore[misc]
         connection.close()

@@ -41,6 +41,7 @@ def test_an_unknown_name_or_none_is_an_error_of_the_client(make_front: MakeFront
     answer = server.complete("codr")
     assert (answer.status, answer.error["param"]) == (404, "model")
     assert "did you mean 'coder'" in answer.error["message"]
+    assert server.front.model_of("coder:latest").name == "coder"
     for body in ({"prompt": "x"}, {"model": None}, {"model": 5}, {"model": ["coder"]}):
         assert server.post("/v1/completions", body).status == 400
     assert server.post("/v1/completions", b"{").status == 400
@@ -83,7 +84,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_process(
         until(lambda: not server.front.jobs)
 
 
-def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront) -> None:
+def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront, caplog: pytest.LogCaptureFixture) -> None:
     server = make_front(TWO)
     server.complete("b")
     waiting = in_thread(server.complete, "b", "one two", stream=True)
@@ -94,6 +95,7 @@ def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront) -> No
     assert (error["code"], "SIGKILL" in error["message"]) == (503, True)
     assert waiting.result().body == b"data: one\n\ndata: two\n\n"
     until(lambda: server.states()["a"] == "not loaded")
+    assert "a: its process was ended by SIGKILL; the next request loads it again" in caplog.text
     assert server.complete("a").status == 200
 
 
@@ -113,7 +115,7 @@ def test_streams_that_wait_for_a_load_get_pings_of_their_interface(
         assert answer.body.startswith(2 * ping)
         assert answer.body.endswith(end)
         assert b"load_timeout" in answer.body
-        server.front.loader.find("slow").retry_at = server.front.loader.find("slow").num_failures = 0
+        server.front.model_of("slow").retry_at = server.front.model_of("slow").num_failures = 0
     late = server.complete("slow", "x")
     assert (late.status, "load_timeout" in late.error["message"]) == (503, True)
     server = make_front({"broken": "fails", "a": "toy"})  # starts of processes take long on a busy machine
@@ -194,7 +196,7 @@ def test_a_process_whose_server_does_not_answer_is_ended(
         monkeypatch.setattr(front_module, name, value)
     server = make_front(TWO)
     server.complete("a")
-    child = server.front.loader.find("a").child
+    child = server.front.model_of("a").child
     assert child is not None
     os.kill(child.pid, signal.SIGSTOP)
     until(lambda: server.states()["a"] == "not loaded")
@@ -224,10 +226,18 @@ def test_what_concerns_a_loaded_model_loads_none(make_front: MakeFront) -> None:
     assert server.post("/reset_prefix_cache?model=a", {}).status == 200
 
 
+def test_an_adapter_has_its_name_when_its_load_is_answered(make_front: MakeFront) -> None:
+    server = make_front(TWO, admin_key="admin")
+    headers = {"authorization": "Bearer admin"}
+    loaded = server.request("POST", "/v1/load_lora_adapter?model=a", {"lora_name": "poet"}, headers)
+    assert (loaded.status, loaded.body) == (200, b"{}")
+    assert server.complete("poet").json["model"] == "a"
+
+
 def test_at_a_signal_running_requests_end_with_the_processes(make_front: MakeFront) -> None:
     server = make_front(TWO)
     server.complete("a")
-    child = server.front.loader.find("a").child
+    child = server.front.model_of("a").child
     assert child is not None
     connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait", "stream": True}))
     until(lambda: len(server.front.jobs) == 1)
@@ -251,6 +261,6 @@ def test_no_process_outlives_the_front(make_front: MakeFront) -> None:
     """Its standard input ends with the front, however that ends."""
     server = make_front(TWO)
     server.complete("a")
-    child: Any = server.front.loader.find("a").child
+    child: Any = server.front.model_of("a").child
     server.loop.call_soon_threadsafe(child.process.stdin.close)
     until(lambda: server.states()["a"] == "not loaded")

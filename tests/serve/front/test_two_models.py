@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from nanoengine.llm import LLM
 from nanoengine.serve.cli import main
 from nanoengine.serve.front.ps import table
 from tests.serve.aio.toys import PATIENCE
+from tests.serve.server.interfaces import INTERFACES
 from tests.serve.server.running import Server, until
 
 TABLES = """
@@ -68,8 +68,21 @@ def states(server: Any) -> dict[str, str]:
     return {row["id"]: row["status"]["state"] for row in server.get("/v1/models").json["data"]}
 
 
-def test_answers_are_those_of_each_model_alone(server: Any) -> None:
+def test_cards_of_the_headers_are_those_of_the_loaded_model(server: Any) -> None:
+    for name in ("long", "short"):
+        server.post("/models/unload", {"model": name})
     assert states(server) == {"long": "not loaded", "short": "not loaded"}
+    before = server.post("/api/show", {"model": "long"}).json
+    listed = server.get("/api/tags").json["models"][0]
+    server.post("/models/load", {"model": "long"})
+    after = server.post("/api/show", {"model": "long"}).json
+    for field in ("template", "details", "modified_at", "model_info"):
+        assert before[field] == after[field], field
+    assert set(before["capabilities"]) <= set(after["capabilities"])
+    assert listed["details"] == after["details"]
+
+
+def test_answers_are_those_of_each_model_alone(server: Any) -> None:
     body: dict[str, Any] = {"prompt": "def binary_search(", "max_tokens": 24, "temperature": 0}
     with LLM("demo", device="cpu", use_tqdm=False) as llm:
         params = SamplingParams(temperature=0, max_tokens=24)
@@ -81,31 +94,11 @@ def test_answers_are_those_of_each_model_alone(server: Any) -> None:
         assert "".join(event["choices"][0]["text"] for event in streamed.events) == alone.outputs[0].text
     assert server.post("/v1/completions", {"model": "long", **body, "request_id": "mine"}).json["id"] == "cmpl-mine"
     assert states(server) == {"long": "loaded", "short": "loaded"}
+    for interface in INTERFACES:
+        turns = [("user", "def binary_search(")]
+        assert interface.said(server, interface.body(turns, model="long", temperature=0, max_tokens=16)).parts
     lengths = {row["id"]: row["max_model_len"] for row in server.get("/v1/models").json["data"]}
     assert lengths["short"] == 64 < lengths["long"]
-
-
-def test_cards_of_the_headers_are_those_of_the_loaded_model(server: Any) -> None:
-    for name in ("long", "short"):
-        server.post("/models/unload", {"model": name})
-    before = server.post("/api/show", {"model": "long"}).json
-    listed = server.get("/api/tags").json["models"][0]
-    server.post("/models/load", {"model": "long"})
-    after = server.post("/api/show", {"model": "long"}).json
-    for field in ("template", "details", "modified_at", "model_info"):
-        assert before[field] == after[field], field
-    assert set(before["capabilities"]) <= set(after["capabilities"])
-    assert listed["details"] == after["details"]
-
-
-def test_a_model_that_was_killed_comes_back(server: Any) -> None:
-    server.post("/models/unload", {"model": "short"})
-    server.post("/models/load", {"model": "short"})
-    os.kill(_pids(server)[-1], signal.SIGKILL)
-    until(lambda: states(server)["short"] == "not loaded")
-    answer = server.post("/v1/completions", {"model": "short", "prompt": "def f(", "max_tokens": 2})
-    assert answer.status == 200
-    assert "short: its process was ended by SIGKILL; the next request loads it again" in server.log.read_text()
 
 
 def _pids(server: Any) -> list[int]:

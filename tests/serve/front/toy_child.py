@@ -19,6 +19,7 @@ from typing import Any
 
 ORDER = json.loads(sys.stdin.readline())
 NAME = ORDER["config"]["served_model_name"][0]
+NAMES = [NAME]  # and those of adapters
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -41,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             field = "nothing" if ORDER["model"] == "odd" else "data"
-            self.answer(200, json.dumps({field: [{"id": NAME, "max_model_len": 64}]}).encode())
+            self.answer(200, json.dumps({field: [{"id": name, "max_model_len": 64} for name in NAMES]}).encode())
         elif self.path == "/metrics":
             text = f'# HELP tokens Tokens.\n# TYPE tokens counter\ntokens{{engine="0"}} {len(NAME)}\nup 1\n'
             self.answer(200, text.encode(), "text/plain")
@@ -51,7 +52,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         prompt = request.get("prompt", "")
-        if prompt == "wait":
+        if "lora_name" in request:
+            NAMES.append(request["lora_name"])
+            self.answer(200, b"{}")
+        elif prompt == "wait":
             print('{"level": 30, "message": "of another library"}', file=sys.stderr)
             print("waits", file=sys.stderr, flush=True)
             while self.connection.recv(1):

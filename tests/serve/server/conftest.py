@@ -51,12 +51,6 @@ HERMES = (
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_prompts": 8, "max_n": 4, "max_stop_strings": 4}
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Tests that are coroutines run on asyncio, as the server does."""
-    return "asyncio"
-
-
 @pytest.fixture
 def processes() -> Iterator[list[Any]]:
     """Servers in processes of their own; those that run are killed at the end."""

@@ -16,14 +16,6 @@ struct __attribute__((packed)) TileShapes {
     uint8_t rows[16] = {};
 };
 
-// While it lives, what is denormal counts as 0: numbers that are read, and results that are below 2^-126 once they are rounded to
-// 24 bits. The work beside it is a separate function, or the compiler may move it out.
-struct DenormalsAre0 {
-    const unsigned before = _mm_getcsr();
-    DenormalsAre0() { _mm_setcsr(before | 0x8040); }
-    ~DenormalsAre0() { _mm_setcsr(before); }
-};
-
 #if defined(EMULATE_AMX)
 #include "amx_emulated.h"
 static bool amx_allowed() { return true; }
@@ -87,20 +79,6 @@ static void shape_tiles(int rows) {
     tile_state.rows = rows;
 }
 
-// What this thread does behind each block of its products, if anything; as long as a BesideTiles lives. A block is few instructions
-// that take long: a CPU begins those that follow, if they are vectors' and need nothing of it, before it is done.
-static thread_local struct {
-    void (*step)(void*);
-    void* of;
-} beside_tiles = {};
-
-template <class Step> struct BesideTiles {
-    Step step;
-    explicit BesideTiles(Step step) : step(step) { beside_tiles = {[](void* self) { static_cast<BesideTiles*>(self)->step(); }, this}; }
-    BesideTiles(const BesideTiles&) = delete;
-    ~BesideTiles() { beside_tiles = {}; }
-};
-
 // At most AMX_ROWS rows and AMX_CHUNK dwords of a product. With each step so many cache lines from `ahead` on are prefetched,
 // into L2.
 static void amx_block(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
@@ -160,10 +138,8 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
     for (size_t d = 0; d < depth; d += AMX_CHUNK) {
         const size_t count = std::min(AMX_CHUNK, depth - d), at = d * b_stride;
         const char* ahead = reinterpret_cast<const char*>(b0 + at + AMX_CHUNK * b_stride);
-        for (int m = 0; m < rows; m += AMX_ROWS, ahead += count / AMX_DEPTH * lines * 64) {
+        for (int m = 0; m < rows; m += AMX_ROWS, ahead += count / AMX_DEPTH * lines * 64)
             amx_block(std::min(rows - m, AMX_ROWS), a + m * a_stride + d, a_stride, b0 + at, b1 + at, b_stride, count,
                       out + m * out_stride, out_stride, add || d, ahead, lines);
-            if (beside_tiles.step) beside_tiles.step(beside_tiles.of);
-        }
     }
 }

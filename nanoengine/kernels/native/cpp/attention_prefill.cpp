@@ -13,21 +13,13 @@ namespace {
 
 constexpr size_t QUERY_ROWS = 96;
 
-// Whether tiles of AMX compute products of other parts while vectors make weights of a part. A block of a product is few instructions
-// that take long: a CPU begins those that follow, which need nothing of it, before it is done.
-constexpr bool PRODUCTS_BESIDE_WEIGHTS = true;
-template <class S> constexpr bool BESIDE = IN_TILES<S> && PRODUCTS_BESIDE_WEIGHTS;
-
-// Rows of one block of a product of a part: all, unless vectors are to have work beside it.
-template <class S> constexpr size_t ROWS_OF_A_BLOCK = BESIDE<S> ? AMX_ROWS : SIZE_MAX / 2;
-
 struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
 };
 
 // Tokens of a part that some queries of a piece of work see, and their rows.
 struct Part {
-    size_t start, tokens, from, rows;  // from query `from` on; no rows: before the first part, or behind the last one
+    size_t start, tokens, from, rows;  // from query `from` on
 
     size_t padded() const { return (tokens + COLUMNS - 1) / COLUMNS * COLUMNS; }
 };
@@ -38,15 +30,13 @@ static_assert(PART <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors 
 template <class S> struct Scratch {
     Factors<S> queries;
     std::unique_ptr<Rounded[]> rounded_queries;
-    std::vector<PartRows<S>> made;  // of a part, and of the ones before and behind it in turn, if they are computed beside it
+    PartRows<S> made;  // of a part
     std::unique_ptr<float[]> part_sums, sums;
     std::unique_ptr<Softmax[]> all;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows * PARTS<S>), rounded_queries(new Rounded[rows]), part_sums(new float[rows * PARTS<S> * dim]),
-          sums(new float[rows * dim]), all(new Softmax[rows]) {
-        for (int i = 0; i < 1 + BESIDE<S>; i++) made.emplace_back(rows, PART * dim);
-    }
+        : queries(rows * PARTS<S>), rounded_queries(new Rounded[rows]), made(rows, PART * dim),
+          part_sums(new float[rows * PARTS<S> * dim]), sums(new float[rows * dim]), all(new Softmax[rows]) {}
 };
 
 // One piece of work.
@@ -62,6 +52,7 @@ template <class T, class S> struct Prefill {
     T* out;
 
     static constexpr size_t n = Dot<S>::PER_DWORD;
+    PartRows<S>& made = scratch.made;
     size_t group = q_heads / kv.heads, dim = kv.head_dim, position = history + work.first, queries = work.last - work.first;
     size_t begin = spec.first_seen(position), end = position + queries;  // tokens that the queries see
 
@@ -70,100 +61,59 @@ template <class T, class S> struct Prefill {
             scratch.rounded_queries[row] = take_query(q + offset_of(row), dim, scratch.queries, row);
             scratch.all[row] = before_parts(spec.sinks ? spec.sinks + work.head * group + row % group : nullptr);
         }
-        const Part first = part_at(begin / STEP<S> * STEP<S>);
-        if constexpr (BESIDE<S>) attend_beside(first);
-        else
-            for (Part part = first; part.rows; part = after(part)) {
-                for (size_t block = 0; block < blocks(part, part.tokens); block++) score(part, block);
-                prepare(part, 0, 1);
-                for (size_t block = 0; block < blocks(part, dim); block++) add(part, block);
-                merge_rows(part);
-            }
+        for (size_t start = begin / STEP<S> * STEP<S>; start < end; start = (start / PART + 1) * PART) {
+            const Part part = part_at(start);
+            score(part);
+            for (size_t i = 0; i < part.padded() / TILE; i++) copy_values(part, i);
+            for (size_t row = 0; row < part.rows; row++) softmax_row(part, row);
+            add(part);
+            merge_rows(part);
+        }
     }
 
 private:
     // Where a row is in q, and in out.
     size_t offset_of(size_t row) const { return ((work.first + row / group) * q_heads + work.head * group + row % group) * dim; }
 
-    // Three parts at a time: tiles compute scores of the next and add values of the last, while vectors make weights of the one between.
-    void attend_beside(const Part& first) const {
-        Part last{}, part{}, next = first;
-        for (; next.rows || part.rows || last.rows; last = part, part = next, next = after(next)) {
-            const size_t scores = blocks(next, next.tokens), all = scores + blocks(last, dim);
-            for (size_t block = 0; block < all; block++) {
-                if (block < scores) score(next, block);
-                else add(last, block - scores);
-                prepare(part, block, all);
-            }
-            if (!all) prepare(part, 0, 1);
-            merge_rows(last);
-        }
-    }
-
     Part part_at(size_t start) const {
-        if (start >= end) return {start, 0, 0, 0};
         const size_t tokens = std::min((start / PART + 1) * PART, end) - start, from = start > position ? start - position : 0;
         size_t to = queries;  // those that see some of the part
         while (spec.first_seen(position + to - 1) >= start + tokens) to--;
         return {start, tokens, from, (to - from) * group};
     }
 
-    Part after(const Part& part) const { return part_at((part.start / PART + 1) * PART); }
-
-    PartRows<S>& made(const Part& part) const { return scratch.made[part.start / PART % scratch.made.size()]; }
-
     const S* tile(const S* cache, const Part& part, size_t i) const {  // the first and the last that is seen stand for those around them
         const size_t last = (part.tokens - 1) / TILE, at = std::max(part.start + std::min(i, last) * TILE, begin / TILE * TILE);
         return cache + kv.tile(block_table, at, work.head);
     }
 
-    // A product of the rows of a part is made in blocks, of COLUMNS of its columns each: rows after rows, then the next columns.
-    static size_t row_blocks(const Part& part) { return (part.rows + ROWS_OF_A_BLOCK<S> - 1) / ROWS_OF_A_BLOCK<S>; }
-    static size_t blocks(const Part& part, size_t columns) { return (columns + COLUMNS - 1) / COLUMNS * row_blocks(part); }
-
-    // For a block: use(number of rows, the first of them, the first column), where rows are those of factors.
-    static void in_block(const Part& part, size_t block, auto use) {
-        const size_t row = block % row_blocks(part) * ROWS_OF_A_BLOCK<S>, rows = std::min(ROWS_OF_A_BLOCK<S>, part.rows - row);
-        use((int)(rows * PARTS<S>), row * PARTS<S>, block / row_blocks(part) * COLUMNS);
-    }
-
-    void score(const Part& part, size_t block) const {
-        in_block(part, block, [&](int rows, size_t row, size_t t) {
+    void score(const Part& part) const {
+        for (size_t t = 0; t < part.tokens; t += COLUMNS) {
             Columns keys;
             for (size_t i = 0; i < COLUMNS / TILE; i++) keys.groups[i] = dwords(tile(k_cache, part, t / TILE + i));
-            product<S, FROM_CACHE>(rows, scratch.queries.row(part.from * group * PARTS<S> + row), keys, TILE, dim / n,
-                                   made(part).scores.row(row) + t, A_STRIDE, false);
-        });
-    }
-
-    // Split i of `splits` of what vectors do for a part before its values are added: values are copied, then the
-    // softmax of rows is computed.
-    void prepare(const Part& part, size_t i, size_t splits) const {
-        const size_t tiles = part.padded() / TILE, all = tiles + part.rows;
-        for (size_t at = all * i / splits; at < all * (i + 1) / splits; at++)
-            if (at < tiles) copy_values(part, at);
-            else softmax_row(part, at - tiles);
+            product<S, FROM_CACHE>((int)(part.rows * PARTS<S>), scratch.queries.row(part.from * group * PARTS<S>), keys, TILE, dim / n,
+                                   made.scores.row(0) + t, A_STRIDE, false);
+        }
     }
 
     void copy_values(const Part& part, size_t i) const {
         const S* values = tile(v_cache, part, i);
         const size_t hidden = begin > part.start ? begin - part.start : 0;
-        copy_seen(values, dim, i * TILE, hidden, part.tokens, made(part).values.get() + i * TILE * dim);
-        made(part).take_scales(tile(k_cache, part, i), values, dim, i * TILE);
+        copy_seen(values, dim, i * TILE, hidden, part.tokens, made.values.get() + i * TILE * dim);
+        made.take_scales(tile(k_cache, part, i), values, dim, i * TILE);
     }
 
     void softmax_row(const Part& part, size_t row) const {
         const size_t at = position + part.from + row / group, first = spec.first_seen(at);
         const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(at + 1 - part.start, part.tokens);
         const Rounded query = scratch.rounded_queries[part.from * group + row];
-        made(part).softmax_row(row, query, hidden, seen, part.padded(), spec);
+        made.softmax_row(row, query, hidden, seen, part.padded(), spec);
     }
 
-    void add(const Part& part, size_t block) const {
-        in_block(part, block, [&](int rows, size_t row, size_t d) {
-            product<S, FROM_CACHE>(rows, made(part).weights.row(row), columns_at(dwords(made(part).values.get()) + d), dim,
-                                   part.padded() / n, scratch.part_sums.get() + row * dim + d, dim, false);
-        });
+    void add(const Part& part) const {
+        for (size_t d = 0; d < dim; d += COLUMNS)
+            product<S, FROM_CACHE>((int)(part.rows * PARTS<S>), made.weights.row(0), columns_at(dwords(made.values.get()) + d), dim,
+                                   part.padded() / n, scratch.part_sums.get() + d, dim, false);
     }
 
     // Values of a part that are added up, to those of the parts before. What a row's last part makes of them goes to out.
@@ -172,12 +122,12 @@ private:
         if constexpr (PARTS<S> == 2)
             for (size_t row = 0; row < part.rows; row++) {
                 const float* both = part_sums + 2 * row * dim;
-                join(both, both + dim, dim, made(part).rounded[row], part_sums + row * dim);
+                join(both, both + dim, dim, made.rounded[row], part_sums + row * dim);
             }
         for (size_t row = 0; row < part.rows; row++) {
             const size_t out_row = part.from * group + row, token = position + part.from + row / group;
             const bool is_first = spec.first_seen(token) >= part.start, is_last = token < part.start + part.tokens;
-            const Rescaling rescaling = merge(scratch.all[out_row], made(part).softmaxes[row]);
+            const Rescaling rescaling = merge(scratch.all[out_row], made.softmaxes[row]);
             const float *from = part_sums + row * dim, total = scratch.all[out_row].total;
             float* sums = scratch.sums.get() + out_row * dim;
             T* result = out + offset_of(out_row);
@@ -190,36 +140,6 @@ private:
     }
 };
 
-template <class T, class S>
-void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_tables, size_t table_stride,
-                    const int32_t* query_start, const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv,
-                    const AttentionSpec& spec) {
-    const size_t group = q_heads / kv.heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
-    std::vector<Work> works;
-    for (size_t sequence = 0; sequence < sequences; sequence++) {
-        const size_t count = query_start[sequence + 1] - query_start[sequence];
-        for (size_t first = 0; first < count; first += queries)
-            for (size_t head = 0; head < kv.heads; head++)
-                works.push_back({sequence, head, first, std::min(count, first + queries)});
-    }
-    // The longest first: the last ones should be short.
-    auto history = [&](size_t sequence) -> size_t { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
-    auto sees = [&](const Work& work) {
-        return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
-    };
-    std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
-    std::atomic<size_t> next{0};
-    parallel([&](Member member) {
-        const TileRegion region;
-        Scratch<S> scratch(queries * group, kv.head_dim);
-        member.dynamic_for(next, works.size(), 1, [&](size_t i) {
-            const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
-            Prefill<T, S>{q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
-                          spec, scratch, out + start}.attend();
-        });
-    });
-}
-
 }  // namespace
 
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride].
@@ -228,10 +148,31 @@ extern "C" void attention_prefill(int dtype, int cache_dtype, const void* q, con
                                   size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                   size_t block_stride, float scale, float soft_cap, int64_t window, const float* sinks) {
     const AttentionSpec spec{scale, soft_cap, window, sinks};
+    const size_t group = q_heads / kv_heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
+    const auto count_of = [&](size_t sequence) -> size_t { return query_start[sequence + 1] - query_start[sequence]; };
+    const auto history = [&](size_t sequence) { return seq_lens[sequence] - count_of(sequence); };
+    std::vector<Work> works;
+    for (size_t sequence = 0; sequence < sequences; sequence++)
+        for (size_t first = 0; first < count_of(sequence); first += queries)
+            for (size_t head = 0; head < kv_heads; head++)
+                works.push_back({sequence, head, first, std::min(count_of(sequence), first + queries)});
+    // The longest first: the last ones should be short.
+    const auto sees = [&](const Work& work) {
+        return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
+    };
+    std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
+    std::atomic<size_t> next{0};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
-        prefill((const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, (T*)out,
-                sequences, q_heads, kv, spec);
+        parallel([&](Member member) {
+            const TileRegion region;
+            Scratch<S> scratch(queries * group, head_dim);
+            member.dynamic_for(next, works.size(), 1, [&](size_t i) {
+                const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * head_dim;
+                Prefill<T, S>{(const T*)q + start, (const S*)k_cache, (const S*)v_cache, block_tables + sequence * table_stride, works[i],
+                              history(sequence), q_heads, kv, spec, scratch, (T*)out + start}.attend();
+            });
+        });
     });
 }
 RECORDABLE(attention_prefill)

@@ -8,59 +8,6 @@ namespace {
 
 constexpr size_t MAX_TAPS = 8, VECTORS = 4, BLOCK = VECTORS * LANES;
 
-template <class T>
-void conv(Strided<T> x, Strided<T> before, Strided<T> after, const float* weight, const float* bias, size_t taps, bool silu,
-          float* states, size_t slot_stride, StateRuns runs, size_t num_runs, T* out, size_t channels, bool few) {
-    const size_t blocks = (channels + BLOCK - 1) / BLOCK;
-    for_each(num_runs * blocks, few, [&](size_t item) {
-        const size_t first = item % blocks * BLOCK;
-        Floats past[MAX_TAPS][VECTORS];
-        const auto each = [&](auto f) {
-            for (size_t v = 0; v < VECTORS && first + v * LANES < channels; v++)
-                f(v, first + v * LANES, channels - first - v * LANES);
-        };
-        runs.for_each_run(
-            item / blocks,
-            [&](size_t slot) {
-                for (size_t tap = 0; tap + 1 < taps; tap++)
-                    each([&](size_t v, size_t c, size_t count) {
-                        past[tap][v] = load_some(states + slot * slot_stride + tap * channels + c, count);
-                    });
-            },
-            [&](size_t t) {
-                each([&](size_t v, size_t c, size_t count) {
-                    Floats value = load_some(x.row(t) + c, count);
-                    if (before.at) value *= load_some(before.row(t) + c, count);
-                    Floats total = bias ? load_some(bias + c, count) : Floats{};
-                    for (size_t tap = 0; tap + 1 < taps; tap++) {
-                        total = multiply_add(load_some(weight + tap * channels + c, count), past[tap][v], total);
-                        past[tap][v] = tap + 2 < taps ? past[tap + 1][v] : value;
-                    }
-                    total = multiply_add(load_some(weight + (taps - 1) * channels + c, count), value, total);
-                    if (silu) total = times_sigmoid(total, total);
-                    if (after.at) total *= load_some(after.row(t) + c, count);
-                    store_some(out + t * channels + c, total, count);
-                });
-            },
-            [&](size_t slot) {
-                for (size_t tap = 0; tap + 1 < taps; tap++)
-                    each([&](size_t v, size_t c, size_t count) {
-                        store_some(states + slot * slot_stride + tap * channels + c, past[tap][v], count);
-                    });
-            });
-    });
-}
-
-// out = x * sigmoid(gate); a gate of one column is for all.
-template <class T> void gate_rows(Strided<T> x, Strided<T> gate, T* out, size_t rows, size_t width, bool one) {
-    for_each(rows, rows * width < 16384, [&](size_t row) {
-        for (size_t c = 0; c < width; c += LANES) {
-            const Floats by = one ? splat(to_float(*gate.row(row))) : load_some(gate.row(row) + c, width - c);
-            store_some(out + row * width + c, times_sigmoid(load_some(x.row(row) + c, width - c), by), width - c);
-        }
-    });
-}
-
 }  // namespace
 
 extern "C" {
@@ -74,16 +21,59 @@ void short_conv(int dtype, const void* x, size_t x_stride, const void* before, s
                 size_t channels) {
     const StateRuns state_runs{rows, starts, store_starts, store_tokens, store_slots};
     with_type(dtype, [&]<class T>(T*) {
-        conv<T>({(const T*)x, x_stride}, {(const T*)before, before_stride}, {(const T*)after, after_stride}, weight, bias, taps, silu,
-                states, slot_stride, state_runs, runs, (T*)out, channels, tokens * channels < 8192);
+        const Strided<T> inputs{(const T*)x, x_stride}, gates_before{(const T*)before, before_stride}, gates_after{(const T*)after, after_stride};
+        const size_t blocks = (channels + BLOCK - 1) / BLOCK;
+        for_each(runs * blocks, tokens * channels < 8192, [&](size_t item) {
+            const size_t first = item % blocks * BLOCK;
+            Floats past[MAX_TAPS][VECTORS];
+            const auto each = [&](auto f) {
+                for (size_t v = 0; v < VECTORS && first + v * LANES < channels; v++)
+                    f(v, first + v * LANES, channels - first - v * LANES);
+            };
+            state_runs.for_each_run(
+                item / blocks,
+                [&](size_t slot) {
+                    for (size_t tap = 0; tap + 1 < taps; tap++)
+                        each([&](size_t v, size_t c, size_t count) {
+                            past[tap][v] = load_some(states + slot * slot_stride + tap * channels + c, count);
+                        });
+                },
+                [&](size_t t) {
+                    each([&](size_t v, size_t c, size_t count) {
+                        Floats value = load_some(inputs.row(t) + c, count);
+                        if (gates_before.at) value *= load_some(gates_before.row(t) + c, count);
+                        Floats total = bias ? load_some(bias + c, count) : Floats{};
+                        for (size_t tap = 0; tap + 1 < taps; tap++) {
+                            total = multiply_add(load_some(weight + tap * channels + c, count), past[tap][v], total);
+                            past[tap][v] = tap + 2 < taps ? past[tap + 1][v] : value;
+                        }
+                        total = multiply_add(load_some(weight + (taps - 1) * channels + c, count), value, total);
+                        if (silu) total = times_sigmoid(total, total);
+                        if (gates_after.at) total *= load_some(gates_after.row(t) + c, count);
+                        store_some((T*)out + t * channels + c, total, count);
+                    });
+                },
+                [&](size_t slot) {
+                    for (size_t tap = 0; tap + 1 < taps; tap++)
+                        each([&](size_t v, size_t c, size_t count) {
+                            store_some(states + slot * slot_stride + tap * channels + c, past[tap][v], count);
+                        });
+                });
+        });
     });
 }
 
-// x and gate have strides between tokens, gate one column if gate_width is 1; out [rows][width].
+// out = x * sigmoid(gate). x and gate have strides between tokens, gate one column if gate_width is 1; out [rows][width].
 void sigmoid_gate(int dtype, const void* x, size_t x_stride, const void* gate, size_t gate_stride, size_t gate_width, void* out,
                   size_t rows, size_t width) {
     with_type(dtype, [&]<class T>(T*) {
-        gate_rows<T>({(const T*)x, x_stride}, {(const T*)gate, gate_stride}, (T*)out, rows, width, gate_width == 1);
+        const Strided<T> inputs{(const T*)x, x_stride}, gates{(const T*)gate, gate_stride};
+        for_each(rows, rows * width < 16384, [&](size_t row) {
+            for (size_t c = 0; c < width; c += LANES) {
+                const Floats by = gate_width == 1 ? splat(to_float(*gates.row(row))) : load_some(gates.row(row) + c, width - c);
+                store_some((T*)out + row * width + c, times_sigmoid(load_some(inputs.row(row) + c, width - c), by), width - c);
+            }
+        });
     });
 }
 }

@@ -1,7 +1,7 @@
 // Rows of a weight in panels, back as numbers: some, for embeddings, or all.
 #include <algorithm>
 #include "calls.h"
-#include "factor_rows.h"
+#include "float_product.h"
 #include "team.h"
 
 namespace {
@@ -26,17 +26,6 @@ template <class T> void read_numbers(const Panel& panel, size_t output, size_t i
         std::memcpy(out + i, dwords, std::min<size_t>(Dot<T>::PER_DWORD, inputs - i) * sizeof(T));
 }
 
-template <class T> void embed_rows(const int64_t* ids, const Weight& weight, T* out, size_t rows) {
-    const size_t inputs = weight.inputs;
-    for_each(rows, rows <= 4, [&](size_t m) {
-        size_t i = ids[m] / PANEL;  // or a later one: panels have at most so many outputs
-        while (weight.panel(i).first + weight.panel(i).columns <= ids[m]) i++;
-        const Panel& panel = weight.panel(i);
-        if (panel.is_quantized()) read_quantized(panel, ids[m] - panel.first, 1, inputs, out + m * inputs);
-        else read_numbers(panel, ids[m] - panel.first, inputs, out + m * inputs);
-    });
-}
-
 }  // namespace
 
 extern "C" {
@@ -44,7 +33,16 @@ extern "C" {
 // out [rows][inputs] = the rows of W at `ids`. 0, and nothing is done, if W has no such row.
 int embed(int dtype, const int64_t* ids, const Weight* weight, void* out, size_t rows) {
     if (std::any_of(ids, ids + rows, [&](int64_t id) { return (uint64_t)id >= weight->outputs; })) return 0;
-    with_type(dtype, [&]<class T>(T*) { embed_rows(ids, *weight, (T*)out, rows); });
+    with_type(dtype, [&]<class T>(T*) {
+        for_each(rows, rows <= 4, [&](size_t m) {
+            size_t i = ids[m] / PANEL;  // or a later one: panels have at most so many outputs
+            while (weight->panel(i).first + weight->panel(i).columns <= ids[m]) i++;
+            const Panel& panel = weight->panel(i);
+            T* row = (T*)out + m * weight->inputs;
+            if (panel.is_quantized()) read_quantized(panel, ids[m] - panel.first, 1, weight->inputs, row);
+            else read_numbers(panel, ids[m] - panel.first, weight->inputs, row);
+        });
+    });
     return 1;
 }
 

@@ -1,7 +1,7 @@
 // A mixture of experts. Every choice of an expert by a row of x is a row of that expert's products: choices are sorted by expert,
 // and the rows of an expert are one product, so that its weights are read once.
 #pragma once
-#include "rows.h"
+#include "panel_product.h"
 #include "team.h"
 #include <functional>
 #include <span>
@@ -80,14 +80,13 @@ static void gated_of_experts(Activation activation, const Choices& all, const T*
     const auto row_of_choice = [&](size_t i) { return sorted.choices[i] / all.per_row; };
     for_waves(sorted, gates.kinds | ups.kinds, x, gates.inputs, row_of_choice,
               [&](Member member, std::atomic<size_t>& next, Rows<T>& block, std::span<const Run> runs) {
-        GatedPanels<T> gated_panels;
         member.dynamic_for(next, runs.size() * panels, 1, [&](size_t i) {  // runs differ in length
             const Run& run = runs[i / panels];
             const size_t p = i % panels;
             const size_t panel = run.expert * panels + p, column = p * PANEL, bias = run.expert * size + column;
             const Gate gate = gate_bias ? Gate{activation, gate_bias + bias, up_bias + bias} : Gate{activation, nullptr, nullptr};
-            gated_panels.multiply(block, gate, run.first - runs[0].first, run.count, gates.panel(panel), ups.panel(panel),
-                                  gated + run.first * size + column, size, sorted.choices.size() * size * sizeof(T) > LARGE_OUTPUT);
+            multiply_gated(block, gate, run.first - runs[0].first, run.count, gates.panel(panel), ups.panel(panel),
+                           gated + run.first * size + column, size, sorted.choices.size() * size * sizeof(T) > LARGE_OUTPUT);
         });
     });
 }

@@ -5,10 +5,10 @@
 // of d whatever the number of rows, so a token computes the same alone and in a batch.
 #pragma once
 #include <memory>
-#include "neon_blocks.h"
+#include "simd.h"
 #if defined(__AMX_BF16__) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
-#include "amx_vectors.h"
+#include "amx.h"
 #endif
 
 // Whether products of T are computed in tiles.
@@ -16,10 +16,7 @@
 template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
 #else
 constexpr int AMX_DEPTH = 0, AMX_ROWS = 1;
-struct TileRegion {};  // amx.h, like the next
-template <class Step> struct BesideTiles {
-    explicit BesideTiles(Step) {}
-};
+struct TileRegion {};  // amx.h
 template <class T> constexpr bool IN_TILES = false;
 #endif
 
@@ -30,7 +27,7 @@ constexpr int COLUMNS = 2 * GROUP;
 constexpr int COLUMNS = GROUP;
 #endif
 constexpr int WIDE = COLUMNS / LANES;                    // vectors in a row of sums
-constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 || IN_BLOCKS<bf16> ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
 
 constexpr size_t MAX_DEPTH = 512;            // words in a row of A
 constexpr size_t A_STRIDE = MAX_DEPTH + 16;  // between two rows: no power of two, or all would compete for one set of the cache
@@ -95,14 +92,7 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
         }
         return load<Dwords>(b.vector(v) + d * b_stride);
     };
-    size_t d = 0;
-    if constexpr (IN_BLOCKS<T> && M > 1) {
-        Blocks<T, M, WIDE> blocks(sums);
-        for (; d + 2 <= depth; d += 2)
-            blocks.add([&](int m) { return a + m * A_STRIDE + d; }, [&](int v, int i) { return row(d + i, v); });
-        blocks.store_rows(sums);
-    }
-    for (; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
+    for (size_t d = 0; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
     EACH_SUM store(out + m * out_stride + v * LANES, sums[m][v]);
 }
 
@@ -123,8 +113,6 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
 #if defined(TILES_OF_AMX)
     if constexpr (IN_TILES<T>)
         if (depth % AMX_DEPTH == 0 && amx_allowed()) {
-            if (SOURCE == FROM_MEMORY && rows <= VECTOR_ROWS)
-                return vector_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add);
             amx_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add, SOURCE == FROM_MEMORY);
             return;
         }

@@ -134,31 +134,6 @@ void recur(const Projected<T>& p, const StateRuns& runs, size_t num_runs, float*
     });
 }
 
-// The norm of groups of columns, with a gate before or behind it.
-template <class T>
-void norm(const float* x, Strided<T> gate, const float* weight, size_t weights, T* out, size_t rows, size_t width,
-          size_t group, float eps, bool gate_first) {
-    const size_t groups = width / group;
-    for_each(rows * groups, rows * width < 8192, [&](size_t item) {
-        const size_t row = item / groups, first = item % groups * group;
-        const float* from = x + row * width + first;
-        const T* by = gate.row(row) + first;
-        const auto input = [&](size_t i) {
-            const Floats value = load_some(from + i, group - i), factor = load_some(by + i, group - i);
-            return gate_first ? value * times_sigmoid(factor, factor) : value;
-        };
-        Floats squares{};
-        for (size_t i = 0; i < group; i += LANES) squares = multiply_add(input(i), input(i), squares);
-        const float scale = 1.0f / std::sqrt(sum(squares) / group + eps);
-        for (size_t i = 0; i < group; i += LANES) {
-            Floats value = input(i) * scale * load_some(weight + (first + i) % weights, group - i);
-            const Floats factor = load_some(by + i, group - i);
-            if (!gate_first) value *= times_sigmoid(factor, factor);
-            store_some(out + row * width + first + i, value, group - i);
-        }
-    });
-}
-
 }  // namespace
 
 extern "C" {
@@ -194,11 +169,31 @@ void mamba2(int dtype, const void* xbc, size_t stride, const void* dt, size_t dt
     });
 }
 
-// x [rows][width]; gate has a stride between rows; of the weight, [weights], repeats. out [rows][width] as gate is.
+// The norm of groups of columns, with a gate before or behind it. x [rows][width]; gate has a stride between rows; of the weight,
+// [weights], repeats. out [rows][width] as gate is.
 void gated_norm(int dtype, const float* x, const void* gate, size_t gate_stride, const float* weight, size_t weights, void* out,
                 size_t rows, size_t width, size_t group, float eps, int gate_first) {
     with_type(dtype, [&]<class T>(T*) {
-        norm<T>(x, {(const T*)gate, gate_stride}, weight, weights, (T*)out, rows, width, group, eps, gate_first);
+        const Strided<T> gates{(const T*)gate, gate_stride};
+        const size_t groups = width / group;
+        for_each(rows * groups, rows * width < 8192, [&](size_t item) {
+            const size_t row = item / groups, first = item % groups * group;
+            const float* from = x + row * width + first;
+            const T* by = gates.row(row) + first;
+            const auto input = [&](size_t i) {
+                const Floats value = load_some(from + i, group - i), factor = load_some(by + i, group - i);
+                return gate_first ? value * times_sigmoid(factor, factor) : value;
+            };
+            Floats squares{};
+            for (size_t i = 0; i < group; i += LANES) squares = multiply_add(input(i), input(i), squares);
+            const float scale = 1.0f / std::sqrt(sum(squares) / group + eps);
+            for (size_t i = 0; i < group; i += LANES) {
+                Floats value = input(i) * scale * load_some(weight + (first + i) % weights, group - i);
+                const Floats factor = load_some(by + i, group - i);
+                if (!gate_first) value *= times_sigmoid(factor, factor);
+                store_some((T*)out + row * width + first + i, value, group - i);
+            }
+        });
     });
 }
 }

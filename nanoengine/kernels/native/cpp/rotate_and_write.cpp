@@ -1,10 +1,10 @@
 // What happens to q, k and v of new tokens between their projection and attention: norms and rotation of the heads of q and k,
 // and the write of K and V into the cache. Norms, rotation and q may each be missing.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 #include "calls.h"
 #include "kv_int8.h"
+#include "norm.h"
 #include "team.h"
 
 namespace {
@@ -19,15 +19,7 @@ void norm_and_rotate(const T* x, const float* weight, float eps, const float* co
         return;
     }
     const size_t half = head_dim / 2;
-    float scale = 1.0f;
-    if (weight) {
-        Floats squares{};
-        for (size_t i = 0; i < head_dim; i += LANES) {
-            const Floats value = load_floats(x + i);
-            squares += value * value;
-        }
-        scale = 1.0f / std::sqrt(sum(squares) / head_dim + eps);
-    }
+    const float scale = weight ? inverse_rms<T>(x, nullptr, head_dim, eps) : 1.0f;
     for (size_t i = 0; i < half; i += LANES) {
         Floats first = load_floats(x + i), second = load_floats(x + half + i);
         if (weight) {
@@ -108,56 +100,6 @@ bool is_tile(const int64_t* slots, size_t tokens) {
     return tokens == TILE && slots[0] >= 0;
 }
 
-template <class T, class S>
-void write(Strided<T> q, Strided<T> k, Strided<T> v, const float* q_weight, const float* k_weight, float eps,
-                  const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, S* k_cache,
-                  S* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
-    constexpr size_t n = Dot<S>::PER_DWORD, LINE = 64 / sizeof(S);
-    const size_t dim = kv.head_dim, group = q_heads / kv.heads;
-    const std::vector<size_t> starts = runs_of(slots, tokens);
-    for_each((starts.size() - 1) * kv.heads, false, [&](size_t item) {
-        const size_t head = item % kv.heads, first = starts[item / kv.heads], end = starts[item / kv.heads + 1];
-        const auto rotate = [&](size_t token, const T* x, const float* weight, T* out) {
-            const size_t angles = token * angle_stride;
-            norm_and_rotate(x, weight, eps, cosines ? cosines + angles : nullptr, sines ? sines + angles : nullptr, dim, out);
-        };
-        const auto rotate_q = [&](size_t token) {
-            for (size_t h = head * group; h < (head + 1) * group; h++)
-                rotate(token, q.row(token) + h * dim, q_weight, q_out + (token * q_heads + h) * dim);
-        };
-        const auto rotate_k = [&](size_t token, T* out) { rotate(token, k.row(token) + head * dim, k_weight, out); };
-        const auto tile_of = [&](size_t slot) { return kv.tile(slot / kv.block_size, slot % kv.block_size, head); };
-        if constexpr (std::is_same_v<S, T>)
-            if (is_tile(slots + first, end - first)) {
-                S *k_tile = k_cache + tile_of(slots[first]), *v_tile = v_cache + tile_of(slots[first]);
-                for (size_t i = 0; i < TILE * dim; i += LINE) __builtin_prefetch(k_tile + i, 1), __builtin_prefetch(v_tile + i, 1);
-                alignas(64) T keys[TILE][MAX_HEAD_DIM];
-                for (size_t i = 0; i < TILE; i++) rotate_q(first + i), rotate_k(first + i, keys[i]);
-                write_tile(keys[0], MAX_HEAD_DIM, v.row(first) + head * dim, v.stride, dim, k_tile, v_tile);
-                return;
-            }
-        for (size_t token = first; token < end; token++) {
-            const bool written = slots[token] >= 0;
-            const size_t slot = written ? slots[token] : 0, offset = slot % TILE, tile = tile_of(slot);
-            S *k_tile = k_cache + tile, *v_tile = v_cache + tile;
-            S* v_row = v_tile + offset / n * dim * n;
-            if (written) {  // a token's K is in many lines: ask for all of them before the first is written
-                for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * TILE * n, 1);
-                for (size_t i = 0; i < dim / TILE; i++) __builtin_prefetch(v_row + i * TILE * n, 1);
-            }
-            rotate_q(token);
-            if (!written) continue;
-            T rotated[MAX_HEAD_DIM];
-            S room[MAX_HEAD_DIM];
-            rotate_k(token, rotated);
-            const S* key = stored(rotated, kv, offset, k_tile, room);
-            for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, n * sizeof(S));
-            const S* value = stored(v.row(token) + head * dim, kv, offset, v_tile, room);
-            for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
-        }
-    });
-}
-
 }  // namespace
 
 // q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null:
@@ -170,8 +112,51 @@ extern "C" void rotate_and_write(int dtype, int cache_dtype, const void* q, size
                                 size_t block_stride) {
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
-        write<T, S>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, q_weight, k_weight,
-                    eps, cosines, sines, angle_stride, slots, (T*)q_out, (S*)k_cache, (S*)v_cache, tokens, q_heads, kv);
+        const Strided<T> q_rows{(const T*)q, q_stride}, k_rows{(const T*)k, k_stride}, v_rows{(const T*)v, v_stride};
+        constexpr size_t n = Dot<S>::PER_DWORD, LINE = 64 / sizeof(S);
+        const size_t dim = kv.head_dim, group = q_heads / kv.heads;
+        const std::vector<size_t> starts = runs_of(slots, tokens);
+        for_each((starts.size() - 1) * kv.heads, false, [&](size_t item) {
+            const size_t head = item % kv.heads, first = starts[item / kv.heads], end = starts[item / kv.heads + 1];
+            const auto rotate = [&](size_t token, const T* x, const float* weight, T* out) {
+                const size_t angles = token * angle_stride;
+                norm_and_rotate(x, weight, eps, cosines ? cosines + angles : nullptr, sines ? sines + angles : nullptr, dim, out);
+            };
+            const auto rotate_q = [&](size_t token) {
+                for (size_t h = head * group; h < (head + 1) * group; h++)
+                    rotate(token, q_rows.row(token) + h * dim, q_weight, (T*)q_out + (token * q_heads + h) * dim);
+            };
+            const auto rotate_k = [&](size_t token, T* out) { rotate(token, k_rows.row(token) + head * dim, k_weight, out); };
+            const auto tile_of = [&](size_t slot) { return kv.tile(slot / kv.block_size, slot % kv.block_size, head); };
+            if constexpr (std::is_same_v<S, T>)
+                if (is_tile(slots + first, end - first)) {
+                    S *k_tile = (S*)k_cache + tile_of(slots[first]), *v_tile = (S*)v_cache + tile_of(slots[first]);
+                    for (size_t i = 0; i < TILE * dim; i += LINE) __builtin_prefetch(k_tile + i, 1), __builtin_prefetch(v_tile + i, 1);
+                    alignas(64) T keys[TILE][MAX_HEAD_DIM];
+                    for (size_t i = 0; i < TILE; i++) rotate_q(first + i), rotate_k(first + i, keys[i]);
+                    write_tile(keys[0], MAX_HEAD_DIM, v_rows.row(first) + head * dim, v_rows.stride, dim, k_tile, v_tile);
+                    return;
+                }
+            for (size_t token = first; token < end; token++) {
+                const bool written = slots[token] >= 0;
+                const size_t slot = written ? slots[token] : 0, offset = slot % TILE, tile = tile_of(slot);
+                S *k_tile = (S*)k_cache + tile, *v_tile = (S*)v_cache + tile;
+                S* v_row = v_tile + offset / n * dim * n;
+                if (written) {  // a token's K is in many lines: ask for all of them before the first is written
+                    for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * TILE * n, 1);
+                    for (size_t i = 0; i < dim / TILE; i++) __builtin_prefetch(v_row + i * TILE * n, 1);
+                }
+                rotate_q(token);
+                if (!written) continue;
+                T rotated[MAX_HEAD_DIM];
+                S room[MAX_HEAD_DIM];
+                rotate_k(token, rotated);
+                const S* key = stored(rotated, kv, offset, k_tile, room);
+                for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, n * sizeof(S));
+                const S* value = stored(v_rows.row(token) + head * dim, kv, offset, v_tile, room);
+                for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
+            }
+        });
     });
 }
 RECORDABLE(rotate_and_write)

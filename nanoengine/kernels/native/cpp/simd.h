@@ -209,32 +209,20 @@ template <> struct Dot<f32> {
     }
 };
 
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(EMULATE_AMX)
+template <> struct Dot<bf16> {
+    typedef bf16 Factor;
+    static constexpr int PER_DWORD = 2, STEPS = 1;
+    static INLINE Dwords part(Dwords b, int) { return b; }
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
 #if defined(__AVX512BF16__)
-template <> struct Dot<bf16> {
-    typedef bf16 Factor;
-    static constexpr int PER_DWORD = 2, STEPS = 1;
-    static INLINE Dwords part(Dwords b, int) { return b; }
-    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)splat(a));
-    }
-};
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-template <> struct Dot<bf16> {
-    typedef bf16 Factor;
-    static constexpr int PER_DWORD = 2, STEPS = 1;
-    static INLINE Dwords part(Dwords b, int) { return b; }
-    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
         return (Floats)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)b, (bfloat16x8_t)splat(a));
-    }
-};
-#elif defined(EMULATE_AMX)
-template <> struct Dot<bf16> {  // pairs, as the tiles read them
-    typedef bf16 Factor;
-    static constexpr int PER_DWORD = 2, STEPS = 1;
-    static INLINE Dwords part(Dwords b, int) { return b; }
-    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
+#else  // pairs, as the tiles read them
         sum = Dot<f32>::add(sum, b << 16, a << 16);
         return Dot<f32>::add(sum, b & 0xffff0000u, a & 0xffff0000u);
+#endif
     }
 };
 #else

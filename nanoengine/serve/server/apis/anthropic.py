@@ -12,7 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import shown
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.apis.conversation import (
     assistant_message,
     choice_of,

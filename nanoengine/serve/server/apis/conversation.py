@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.features.tool_calls.parser import StreamParser
+from nanoengine.features.tool_calls.answer_parser import StreamParser
 from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
 from nanoengine.serve.server.bodies.prompts import CHARS_OF_A_STEP
 from nanoengine.serve.server.bodies.protocol import ChatRequest, Table

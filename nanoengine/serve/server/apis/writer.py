@@ -15,8 +15,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.core.outputs import RequestOutput
-from nanoengine.features.tool_calls.call_events import without_incomplete_calls
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Event
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Event
+from nanoengine.features.tool_calls.call_emitter import without_incomplete_calls
 from nanoengine.features.tool_calls.prompt import Prompt
 from nanoengine.serve.server.apis.conversation import Conversation, ended_by
 from nanoengine.serve.server.apis.event_stream import EventStream, StreamFormat

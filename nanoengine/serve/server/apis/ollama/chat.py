@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.apis.conversation import json_schema, tool_call
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode, json_response
@@ -25,6 +25,7 @@ from nanoengine.serve.server.apis.writer import Usage, Writer, reply
 from nanoengine.serve.server.bodies.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
 from nanoengine.serve.server.bodies.protocol import Positive, Stops, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.errors import APIError
+from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.served_model import ServedModel
 
@@ -156,10 +157,7 @@ async def ps(_: HTTPRequest, serving: ServedModel) -> Response:
 
 
 def _listed(serving: ServedModel, name: str) -> Table:
-    card, is_model = serving.card, serving.names.is_model(name)
-    details = card.details if is_model else {**card.details, "parent_model": serving.name}
-    files = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
-    return {"name": name, "model": name, **files}
+    return serving.card.row(name, name if serving.names.is_model(name) else serving.name)
 
 
 async def show(http: HTTPRequest, serving: ServedModel) -> Response:
@@ -170,24 +168,28 @@ async def show(http: HTTPRequest, serving: ServedModel) -> Response:
         raise APIError(400, "model is missing", "model")
     serving.names.check(name)
     info = await serving.text.run(serving.tokenizer.info)
-    card = serving.card
     template, can_insert = str(info.get("chat_template", "")), False
     with suppress(InvalidPrompt):
         can_insert = bool(serving.prompts.fill_tokens)
-    return json_response(
-        {
-            "modelfile": "",
-            "parameters": _advised(serving.defaults),
-            "template": template,
-            "details": _listed(serving, name)["details"],
-            "modified_at": card.modified,
-            "model_info": card.info | {f"{card.details['family']}.context_length": serving.max_model_len},
-            "capabilities": abilities(template, writes=card.writes, can_insert=can_insert),
-        }
-    )
+    facts = shown(serving.card, template, serving.max_model_len, can_insert=can_insert)
+    facts |= {"parameters": _advised(serving.defaults), "details": _listed(serving, name)["details"]}
+    return json_response(facts)
 
 
-def abilities(template: str, *, writes: bool, can_insert: bool = False) -> list[str]:
+def shown(card: ModelCard, template: str, max_model_len: int, *, can_insert: bool = False) -> Table:
+    """The answer of /api/show. `template`: of chats, or empty; `can_insert`: the model knows /infill."""
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": card.details,
+        "modified_at": card.modified,
+        "model_info": card.info | {f"{card.details['family']}.context_length": max_model_len},
+        "capabilities": _abilities(template, writes=card.writes, can_insert=can_insert),
+    }
+
+
+def _abilities(template: str, *, writes: bool, can_insert: bool) -> list[str]:
     """The capabilities of a model, in Ollama's words. `template`: of its chats, or empty."""
     can = [*(["completion"] if writes else []), *(["embedding"] if is_installed("pooling") else [])]
     can += ["insert"] if can_insert else []

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.features.tool_calls.call_events import without_incomplete_calls
-from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
+from nanoengine.features.tool_calls.answer_parser import CallPiece, Event, PlainText
+from nanoengine.features.tool_calls.call_emitter import without_incomplete_calls
 from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.apis.conversation import Conversation, ended_by

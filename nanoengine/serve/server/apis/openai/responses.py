@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text
+from nanoengine.features.tool_calls.answer_parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.apis.conversation import choice_of, json_schema, merge_system_messages
 from nanoengine.serve.server.apis.event_stream import EventStream
 from nanoengine.serve.server.apis.json_response import encode

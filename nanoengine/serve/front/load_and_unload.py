@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from nanoengine.errors import did_you_mean
-from nanoengine.serve.front.catalogue import Source
+from nanoengine.errors import NanoEngineError
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory_plan import MemoryPlan
@@ -22,10 +20,10 @@ from nanoengine.sizes import format_bytes
 
 logger = logging.getLogger("nanoengine.serve.front")
 
-SHUTTING_DOWN = APIError(503, "the server is shutting down", headers=RETRY_AFTER)
+IDLE_CHECK_SECONDS = 0.2
+"""Between two looks for models without requests."""
 
-MAX_NAMES = 20
-"""Names of models in a message."""
+SHUTTING_DOWN = APIError(503, "the server is shutting down", headers=RETRY_AFTER)
 
 
 class Loader:
@@ -45,123 +43,86 @@ class Loader:
         config: FrontConfig,
         end_seconds: float,
         memory: MemoryPlan,
-        start: Callable[[Source, dict[str, Any]], Awaitable[Child]],
+        start: Callable[[Model, dict[str, Any]], Awaitable[Child]],
     ):
         self.models, self._config, self._memory = models, config, memory
         self._end_seconds, self._start = end_seconds, start
         self._keep_alive = duration(config.keep_alive)
-        self._waiting: dict[Model, set[asyncio.Future[None]]] = {}  # in the order of their first requests
-        self._wake = asyncio.Event()
-        self._numbers = itertools.count(1)
-        self._unloads: set[asyncio.Task[bool]] = set()
+        self._turn = asyncio.Lock()  # held by the load that runs
         self._is_closed = False
 
     # ---- requests
-
-    def find(self, name: str) -> Model:
-        """The model of a name, or of that of one of its adapters. Raises APIError (404)."""
-        for model in self.models:
-            if name in model.names or name.removesuffix(":latest") == model.name:
-                return model
-        names = [name for model in self.models for name in model.names]
-        known = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-        near = did_you_mean(name, names)
-        raise APIError(404, f"The model `{name[:80]}` does not exist. Valid names: {known}{near or '.'}", "model")
 
     @contextlib.contextmanager
     def using(self, model: Model, keep_alive: float | None = None) -> Iterator[None]:
         """A request for a model: while it lasts, the model is not unloaded. `keep_alive`: seconds of the time
         after it; None: those of the options.
         """
-        model.last_request = next(self._numbers)
+        model.last_use = time.monotonic()
         model.num_running += 1
-        model.stop_clock()
         model.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         try:
             yield
         finally:
             model.num_running -= 1
-            self._start_clock(model)
+            model.last_use = time.monotonic()
 
     async def loaded(self, model: Model, *, now: bool = False) -> Child:
-        """The process of a model, once it is loaded. `now`: without a pause after a failure.
+        """The process of a model, once it is loaded; called within `using`, or for a pinned model. `now`: without a pause
+        after a failure.
 
         Raises:
             APIError: 503: it failed to load, or there is no room.
         """
         if now:
             model.retry_at = 0.0
-        while model.state is not State.LOADED:
+        while not model.is_loaded:
             if self._is_closed:
                 raise SHUTTING_DOWN
-            if (seconds := model.retry_at - time.monotonic()) > 0:
-                raise _failed(model, seconds)
-            future = asyncio.get_running_loop().create_future()
-            waiting = self._waiting.setdefault(model, set())
-            waiting.add(future)
-            self._wake.set()
-            try:
-                await future
-            finally:
-                waiting.discard(future)
-                if not waiting and self._waiting.get(model) is waiting:
-                    del self._waiting[model]
+            if model.retry_at > time.monotonic():
+                raise _failed(model)
+            load = model.load = model.load or asyncio.create_task(self._load_in_turn(model))
+            await asyncio.wait({load})  # others may wait for it
+            if not load.cancelled() and (problem := load.result()) is not None:
+                raise problem
         assert model.child is not None
         return model.child
 
     # ---- one load at a time
 
-    async def run(self) -> None:
-        """Load what is requested, for ever."""
-        while True:
-            await self._wake.wait()
-            if (model := next(iter(self._waiting), None)) is None:
-                self._wake.clear()
-                continue
-            problem: APIError | None = None
-            try:
-                async with model.lock:
-                    if model.state is not State.LOADED:
-                        await self._load(model)
-            except APIError as error:
-                problem = error
-            except Exception as error:  # an error of ours: those who wait get an answer, and others are loaded
-                logger.exception("%s: loading has failed", model.name)
-                model.failed(str(error))
-                problem = _failed(model, model.retry_at - time.monotonic())
-            self._answer(model, problem)
-
-    def _answer(self, model: Model, problem: APIError | None) -> None:
-        """Wake those who wait for a model."""
-        for future in self._waiting.pop(model, ()):
-            if not future.done():
-                future.set_result(None) if problem is None else future.set_exception(problem)
-
-    async def _load(self, model: Model) -> None:
-        model.reading = None  # the files may be others since
-        headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
-        limit = self._config.load_timeout
+    async def _load_in_turn(self, model: Model) -> APIError | None:
+        """Load a model after those that were requested before it, if somebody still waits for it. Returns the error."""
         try:
-            options, model.need = self._memory.plan(model.source, headers)
+            async with self._turn, model.lock:
+                return await self._load(model) if model.num_running or model.is_pinned else None
+        finally:
+            model.load = None
+
+    async def _load(self, model: Model) -> APIError | None:
+        model.reading, limit = None, self._config.load_timeout  # the files may be others since they were read
+        try:
+            # Without headers the process says what is wrong, or fetches the files from the hub.
+            options, model.need = self._memory.plan(model.source, await model.read())
             await self._make_room(model)
             model.state, start = State.LOADING, time.monotonic()
             logger.info("%s: loading", model.name)
             async with asyncio.timeout(limit):
-                model.child = child = await self._start(model.source, options)
+                model.child = child = await self._start(model, options)
                 model.served = await child.ready()
-        except APIError:
-            raise
+        except APIError as error:
+            return error
         except Exception as error:  # of one model: the others are loaded nevertheless
             if model.child is not None:
                 await model.child.end(0)
             is_late = isinstance(error, TimeoutError)
             model.failed(f"it was not loaded after {limit:g} s (load_timeout)" if is_late else str(error))
-            logger.error("%s: loading failed: %s", model.name, model.reason)
-            raise _failed(model, model.retry_at - time.monotonic()) from error
+            is_ours = not isinstance(error, (TimeoutError, NanoEngineError))
+            logger.error("%s: loading failed: %s", model.name, model.reason, exc_info=is_ours)
+            return _failed(model)
         model.state, model.num_failures, model.reason = State.LOADED, 0, ""
         logger.info("%s: loaded in %.1f s", model.name, time.monotonic() - start)
         child.ended.add_done_callback(lambda _: self._ended(model, child))
-        self._start_clock(model)
+        return None
 
     def _ended(self, model: Model, child: Child) -> None:
         """A process has ended by itself."""
@@ -182,7 +143,7 @@ class Loader:
             idle = [one for one in self.in_memory if not (one.num_running or one.is_pinned)]
             if not idle or lacking > sum(one.need for one in idle):
                 raise APIError(503, self._no_room(model, lacking), headers=RETRY_AFTER)
-            await self.unload(min(idle, key=lambda one: one.last_request))
+            await self.unload(min(idle, key=lambda one: one.last_use))
 
     def _lacking(self, model: Model) -> int | None:
         """Bytes that are missing for a model, or 0 where only the number of models is too large; None: it fits."""
@@ -205,36 +166,30 @@ class Loader:
         async with model.lock:
             if (child := model.child) is not None and not model.num_running:
                 model.state = State.UNLOADING
-                model.stop_clock()
                 await child.end(self._end_seconds)
                 model.gone()
                 logger.info("%s: unloaded", model.name)
         return model.child is None
 
+    async def unload_idle(self) -> None:
+        """Unload models whose time without requests is over, for ever."""
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            await asyncio.gather(*(self.unload(model) for model in self.models if model.seconds_left <= 0))
+
     async def close(self) -> None:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
         self._is_closed = True
-        for model in list(self._waiting):
-            self._answer(model, SHUTTING_DOWN)
+        loads = [model.load for model in self.models if model.load is not None]
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         for model in self.in_memory:
             model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))
 
-    # ---- the clock of idle models
 
-    def _start_clock(self, model: Model) -> None:
-        model.stop_clock()
-        if model.is_loaded and not (model.num_running or model.is_pinned or model.keep_alive == math.inf):
-            model.expires_at = time.time() + model.keep_alive
-            model.clock = asyncio.get_running_loop().call_later(model.keep_alive, self._expire, model)
-
-    def _expire(self, model: Model) -> None:
-        task = asyncio.get_running_loop().create_task(self.unload(model))
-        self._unloads.add(task)
-        task.add_done_callback(self._unloads.discard)
-
-
-def _failed(model: Model, seconds: float) -> APIError:
-    after = str(max(1, math.ceil(seconds)))
+def _failed(model: Model) -> APIError:
+    after = str(max(1, math.ceil(model.retry_at - time.monotonic())))
     message = f"the model {model.name} failed to load: {model.reason}; it is tried again in {after} s"
     return APIError(503, message, headers={"retry-after": after})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from nanoengine.features.tool_calls.call_events import Call, CallPiece
+from nanoengine.features.tool_calls.call_emitter import Call, CallPiece
 from nanoengine.features.tool_calls.delimited import DelimitedParser
 from nanoengine.features.tool_calls.formats import ToolFormat
 from nanoengine.features.tool_calls.harmony import Harmony
@@ -14,7 +14,7 @@ from nanoengine.features.tool_calls.stream_parser import AnswerRules, Event, Pla
 __all__ = ["Call", "CallPiece", "Event", "PlainText", "Reasoning", "StreamParser", "Text", "answer_parser"]
 
 
-def answer_parser(format: ToolFormat | None, names: Collection[str] | None = None, **options: Any) -> StreamParser:
+def answer_parser(format: ToolFormat | None, names: Collection[str] = (), **options: Any) -> StreamParser:
     """A parser for one answer; arguments as for `AnswerRules`. The joined events do not depend on the split of the text. All text
     outside of calls is emitted as text.
     """

@@ -1,4 +1,4 @@
-"""The process of one model: `python -m nanoengine.serve.front.child_process`.
+"""The process of one model: `python -m nanoengine.serve.front.model_server`.
 
 The first line on its standard input is JSON: the model, the options of its engine, and those of its server. The process ends like
 a server at SIGTERM when its standard input is closed, as at the end of the front.

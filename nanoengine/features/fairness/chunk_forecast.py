@@ -1,4 +1,4 @@
-"""NextChunks: the tokens of the next chunks of prompts, and the time that they add to a step."""
+"""ChunkForecast: the tokens of the next chunks of prompts, and the time that they add to a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.fairness.step_cost import StepCost
 
 
-class NextChunks:
+class ChunkForecast:
     """Predicts the next chunks of prompts.
 
     Args:

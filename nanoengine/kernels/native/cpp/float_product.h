@@ -1,9 +1,9 @@
-// Rows of an input as factors (simd.h), and their products with panels: of numbers, or of quantized numbers, which become
-// numbers of the factors' type in the cache, some cells at a time. The product of a quantized panel has the bits of the
-// product of those numbers: one row and many are the same here.
+// The product of weights and activations that are not rounded to whole numbers, in float32 or bfloat16: rows of an input as factors
+// (simd.h), times panels of numbers, or of quantized weights, which become numbers of the factors' type in the cache, some cells
+// at a time. The product of a quantized panel has the bits of the product of those numbers: one row and many are the same here.
 #pragma once
 #include <type_traits>
-#include "quantized_rows.h"
+#include "quantized_product.h"
 
 // Number b of each dword; 0 <= b < 4 is a constant.
 template <int KIND> static INLINE Ints number_of(Dwords packed, int b) {

@@ -1,6 +1,6 @@
-// Rows of an input times quantized panels (Q4_0 to Q8_0, Q2_K to Q6_K, IQ, int8), in whole numbers.
+// The product of quantized weights (Q4_0 to Q8_0, Q2_K to Q6_K, IQ, int8) and quantized activations, in whole numbers.
 //
-// Activations are rounded to 8 bits, or to 16 in two parts (bytes.h); 16 of them, half a cell, share a scale: with 32 they
+// Activations, the rows of an input, are rounded to 8 bits, or to 16 in two parts (bytes.h); 16 of them, half a cell, share a scale: with 32 they
 // would lose twice as much. A half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero)
 // + minimum and x = s * q, where q of two parts is LOW * first + second,
 //
@@ -139,19 +139,6 @@ static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChun
                                  Ints (&sums)[PARTS][M][WIDE]) {
     constexpr int DEPTH = CELL_DWORDS / 2;  // dwords
     const size_t at = cell * CELL_DWORDS + half * DEPTH;
-    if constexpr (IN_BLOCKS<int8_t> && M > 1) {
-#pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++) {
-            for (auto& row : sums[part]) std::fill_n(row, WIDE, Ints{});
-            Blocks<int8_t, M, WIDE> blocks(sums[part]);
-#pragma GCC unroll 8
-            for (int d = 0; d < DEPTH; d += 2)
-                blocks.add([&](int m) { return x[m].bytes[part] + at + d; },
-                           [&](int v, int i) { return cells.load_numbers(cell, half * DEPTH + d + i, v); });
-            blocks.store_rows(sums[part]);
-        }
-        return;
-    }
     if constexpr (IN_WORDS<KIND, PACKED, PARTS>) {
         Products<16> products[M][WIDE];
 #pragma GCC unroll 8
