@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from nanoengine.features.observability.metrics import RequestMetrics as RequestMetrics
     from nanoengine.features.pooling.params import PoolingParams as PoolingParams
     from nanoengine.features.sampling.params import SamplingParams as SamplingParams
-    from nanoengine.features.structured.params import (
-        StructuredOutputs as StructuredOutputs,
-    )
-    from nanoengine.features.structured.params import (
-        StructuredOutputsParams as StructuredOutputsParams,
-    )
+    from nanoengine.features.structured.params import StructuredOutputs as StructuredOutputs
+    from nanoengine.features.structured.params import StructuredOutputsParams as StructuredOutputsParams
     from nanoengine.llm import LLM as LLM
     from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
 
