@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NotFiniteLogits
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Phase
 
-from .lives import draw_requests
+from .lives import draw_requests, draw_way
 from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
 
 BROKEN = 33
@@ -198,15 +197,7 @@ def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     names = [rng.choice(ASKED), *rng.sample(TOLD, rng.randint(0, 2)), *rng.sample(ASKED, rng.choice([0, 0, 3]))]
     fragile, told = Fragile(rng, rng.choice([0.1, 0.5, 1.0]), names), Told()
     failing = [number for number in range(1, 3 * num_launches) if rng.random() < rng.choice([0.0, 0.2])]
-    engine = make_engine(
-        model=ToyModel(4, failing=failing),
-        parts=[fragile, told],
-        depth=rng.choice([1, 2, 2, 3]),
-        policy=rng.choice(POLICIES),
-        num_blocks=rng.choice([16, 400]),
-        max_num_batched_tokens=rng.choice([7, 64]),
-        max_chunk=rng.choice([None, 5]),
-    )
+    engine = make_engine(model=ToyModel(4, failing=failing), parts=[fragile, told], **draw_way(rng))
     requests = draw_requests(engine, seed)
     run(engine, requests)
     for request, expected in zip(requests, right, strict=True):
@@ -271,14 +262,7 @@ def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> 
     rng = random.Random(seed)
     run(engine := make_engine(), right := draw_requests(engine, seed))
     blocks = BlockManager(rng.choice([16, 30]), 4, stores=[KVStore(), FragileStore(rng)])
-    engine = make_engine(
-        blocks=blocks,
-        model=Blind(4),
-        parts=[Hesitant(rng)],
-        depth=rng.choice([1, 2, 3]),
-        policy=rng.choice(POLICIES),
-        max_num_batched_tokens=rng.choice([9, 64]),
-    )
+    engine = make_engine(blocks=blocks, model=Blind(4), parts=[Hesitant(rng)], **draw_way(rng))
     num_lost = num_all = 0
     for _ in range(2):
         run(engine, requests := draw_requests(engine, seed))
