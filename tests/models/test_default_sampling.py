@@ -77,8 +77,6 @@ def test_every_door_agrees(
         assert (own.params.temperature, own.params.top_k, own.params.top_p, own.params.min_p) == (1.0, 0, 1.0, 0.0)
     assert len([text for text in warnings.messages if "top_p" in text]) == ("top_p" in advised)
     built = build_engine(read_config(str(folder), options), use_tqdm=False)
-    of_server = sampling_params(
-        request(), built.models.default_sampling, max_model_len=100, max_n=4, max_tokens=16, logprobs=None
-    )
+    of_server = sampling_params(request(max_tokens=16), built.models.default_sampling, max_model_len=100, max_n=4)
     assert of_server == SamplingParams(**expected, max_tokens=16)
     built.engine.close()
