@@ -35,12 +35,6 @@ LIMITS = {
 }
 
 
-def test_the_defaults_are_valid() -> None:
-    config = read_config("demo", {})
-    assert config == read_config("demo", {"max_num_seqs": 256})
-    assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
