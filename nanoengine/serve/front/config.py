@@ -53,7 +53,7 @@ def duration(value: str | float) -> float:
     """
     text = str(value).strip()[: MAX_DURATION_CHARS + 1]
     digits = text.removeprefix("-")
-    digits += "s" if digits[-1:].isdigit() else ""
+    digits += "s" if digits[-1:].isdigit() and not PART.match(digits) else ""
     if len(text) > MAX_DURATION_CHARS or not digits or PART.sub("", digits):
         raise InvalidConfig(f"keep_alive is {shown(value)}: it must be seconds, or a duration such as '5m' or '1h30m'")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(digits))

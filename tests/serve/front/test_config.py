@@ -30,7 +30,9 @@ def test_durations(text: str | float, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "-", "m", "5 m", "5m ago", "1e3", "٣m", "nan", "inf", "1h" * 40, "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "-", "m", "5 m", "5m ago", "1h30", "1e3", "٣m", "nan", "inf", "1h" * 40, "9" * 30]
+)
 def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidConfig, match="keep_alive is"):
         duration(text)
