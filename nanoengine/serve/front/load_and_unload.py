@@ -120,6 +120,7 @@ class Loader:
             logger.error("%s: loading failed: %s", model.name, model.reason, exc_info=is_ours)
             return _failed(model)
         model.state, model.num_failures, model.reason = State.LOADED, 0, ""
+        model.last_use = time.monotonic()  # who has waited may be gone by now
         logger.info("%s: loaded in %.1f s", model.name, time.monotonic() - start)
         child.ended.add_done_callback(lambda _: self._ended(model, child))
         return None

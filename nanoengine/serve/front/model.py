@@ -41,7 +41,7 @@ class Model:
         need: bytes of memory for that process.
         served: what its server says in /v1/models: the model and its adapters.
         num_running: requests that it answers, or that wait for it.
-        last_use: time.monotonic() at which the last of them began or ended.
+        last_use: time.monotonic() at which the last of them began or ended, or its load ended.
         num_failures: loads that failed since one went well.
         reason: of the last failure.
         retry_at: time.monotonic() before which it is not loaded again by a request.
@@ -81,8 +81,10 @@ class Model:
 
     async def read(self) -> Headers | None:
         """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
-        self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(read_headers, self.source))
-        await asyncio.wait({self.reading})  # others may wait for it
+        while self.reading is None or not self.reading.done():  # a load reads them anew
+            reading = self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(read_headers, self.source))
+            await asyncio.wait({reading})  # others may wait for it
+            reading.exception()  # otherwise asyncio logs an error that nobody has looked at
         return self.headers
 
     @property

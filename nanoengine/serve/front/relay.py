@@ -123,10 +123,10 @@ class Relay:
             if not self._has_begun:
                 await self._begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
             elif answer.status != HTTPStatus.OK:
-                error = APIError(answer.status, f"status {answer.status}").table(path)  # of a server that is broken
-                with suppress(msgspec.DecodeError):
-                    error = msgspec.json.decode(await answer.body())
-                await self._write(last_event(path, error), more=False)
+                event = last_event(path, APIError(answer.status, f"status {answer.status}").table(path))
+                with suppress(msgspec.DecodeError, KeyError, TypeError):  # of a server that is broken
+                    event = last_event(path, msgspec.json.decode(await answer.body()))
+                await self._write(event, more=False)
                 return
             answer.write_now = self._write_now
             async for piece in answer.pieces():

@@ -118,7 +118,7 @@ def test_streams_that_wait_for_a_load_get_pings_of_their_interface(
         server.front.model_of("slow").retry_at = server.front.model_of("slow").num_failures = 0
     late = server.complete("slow", "x")
     assert (late.status, "load_timeout" in late.error["message"]) == (503, True)
-    server = make_front({"broken": "fails", "a": "toy"})  # starts of processes take long on a busy machine
+    server = make_front({"broken": "fails", "a": "toy", "b": "toy"})  # starts of processes take long on a busy machine
     broken = server.complete("broken")
     assert broken.status == 503
     assert "failed to load: its weights are broken" in broken.error["message"]
@@ -126,6 +126,8 @@ def test_streams_that_wait_for_a_load_get_pings_of_their_interface(
     bad = server.complete("a", "bad", stream=True)  # its load takes longer than a ping
     assert bad.status == 200
     assert b'{"error":{"message":"prompt is bad","param":"prompt"}}' in bad.body
+    odd = server.complete("b", "odd", "/v1/responses", stream=True)
+    assert (odd.status, b'"message":"status 500"' in odd.body) == (200, True)
 
 
 def test_what_does_not_fit_is_refused_with_who_holds_what(make_front: MakeFront) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.serve.front import load_and_unload
+from nanoengine.serve.front import model as model_module
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig
@@ -218,6 +220,44 @@ async def test_an_idle_model_is_unloaded_when_its_time_is_over(monkeypatch: pyte
     await a_while()
     assert (model.state, model.seconds_left) == (State.LOADED, math.inf)
     work.cancel()
+
+
+async def test_the_time_of_a_model_whose_client_hung_up_begins_when_it_is_loaded() -> None:
+    house = House(keep_alive="1")
+    house.is_quick = False
+    request = asyncio.create_task(house.use("a"))
+    await a_while()
+    request.cancel()
+    await a_while()
+    model = house.models["a"]
+    model.last_use -= 300  # the load takes long
+    house.started[0].can_go_on.set()
+    await a_while()
+    assert model.is_loaded
+    assert 0 < model.seconds_left <= 1
+
+
+async def test_headers_are_those_of_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [threading.Event(), threading.Event()]
+    waits = iter(ends)
+
+    def read(_: Source) -> None:
+        assert next(waits).wait(10)
+        raise NoAnswer("no header")
+
+    monkeypatch.setattr(model_module, "read_headers", read)
+    model = House().models["a"]
+    look = asyncio.create_task(model.read())
+    await a_while()
+    model.reading = None  # as a load does
+    load = asyncio.create_task(model.read())
+    ends[0].set()
+    await a_while()
+    assert not look.done()
+    ends[1].set()
+    assert [await look, await load] == [None, None]
+    assert model.reading is not None
+    assert str(model.reading.exception()) == "no header"
 
 
 async def test_a_request_during_an_unload_waits_for_the_next_load() -> None:

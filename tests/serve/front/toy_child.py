@@ -1,7 +1,8 @@
 """A process as the front starts it, without a model: `model` says how it behaves. It begins in milliseconds.
 
 "fails": it ends with an error; "hangs": it never answers; "odd": it lists no models; any other: it serves. A prompt "wait" is
-never answered, "cut" in the middle of the answer the process dies, any other comes back, word by word if it is to be streamed.
+never answered, "bad" is refused, and "odd" too, by what is no error's JSON; "cut" in the middle of the answer the process dies,
+any other comes back, word by word if it is to be streamed.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Handler(BaseHTTPRequestHandler):
             while self.connection.recv(1):
                 pass
             print("hung up", file=sys.stderr, flush=True)
+        elif prompt == "odd":
+            self.answer(500, b"[]")
         elif prompt == "bad":
             self.answer(400, json.dumps({"error": {"message": "prompt is bad", "param": "prompt"}}).encode())
         elif request.get("stream"):
