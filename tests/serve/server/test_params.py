@@ -26,7 +26,7 @@ def test_nothing_but_the_defaults() -> None:
 
 
 def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> None:
-    advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
+    advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3, "logprobs": 2}
     assert params(advised, temperature=0.25) == SamplingParams(temperature=0.25, top_k=7, max_tokens=16)
 
 

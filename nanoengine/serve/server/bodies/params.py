@@ -54,7 +54,7 @@ def sampling_params(
         check_range(field, getattr(request, field), 1, max_n, "max_n")
     if (wanted := structured_outputs(request)) is not None:
         values["structured_outputs"] = wanted
-    return SamplingParams(**{"max_tokens": None, **defaults, **values})
+    return SamplingParams(**{"max_tokens": None, **defaults, "logprobs": None, **values})
 
 
 def check_range(field: str, value: int | None, least: int, most: int, option: str) -> None:
