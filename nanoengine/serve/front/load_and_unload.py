@@ -174,9 +174,11 @@ class Loader:
 
     async def unload_idle(self) -> None:
         """Unload models whose time without requests is over, for ever."""
+        unloads = set[asyncio.Task[bool]]()
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
-            await asyncio.gather(*(self.unload(model) for model in self.models if model.seconds_left <= 0))
+            unloads = {unload for unload in unloads if not unload.done()}  # no other waits for a process that ends late
+            unloads |= {asyncio.create_task(self.unload(model)) for model in self.models if model.seconds_left <= 0}
 
     async def close(self) -> None:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""

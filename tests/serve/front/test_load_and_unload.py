@@ -222,6 +222,24 @@ async def test_an_idle_model_is_unloaded_when_its_time_is_over(monkeypatch: pyte
     work.cancel()
 
 
+async def test_a_process_that_does_not_end_keeps_no_other_idle_model_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_and_unload, "IDLE_CHECK_SECONDS", 0.005)
+    house = House(keep_alive="0")
+    work = asyncio.create_task(house.loader.unload_idle())
+    await house.use("a")
+    ends = asyncio.Event()
+    monkeypatch.setattr(house.started[0], "end", lambda _: ends.wait())
+    await a_while()
+    assert house.models["a"].state is State.UNLOADING
+    await house.use("b")
+    await a_while()
+    assert house.models["b"].state is State.NOT_LOADED
+    ends.set()
+    await a_while()
+    assert house.models["a"].state is State.NOT_LOADED
+    work.cancel()
+
+
 async def test_the_time_of_a_model_whose_client_hung_up_begins_when_it_is_loaded() -> None:
     house = House(keep_alive="1")
     house.is_quick = False
