@@ -20,31 +20,19 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from nanoengine.core.outputs import CompletionOutput, RequestOutput
-    from nanoengine.features.beam_search.params import BeamSearchParams
-    from nanoengine.features.lora.request import LoRARequest
-    from nanoengine.features.observability.metrics import RequestMetrics
-    from nanoengine.features.pooling.params import PoolingParams
-    from nanoengine.features.sampling.params import SamplingParams
-    from nanoengine.features.structured.params import StructuredOutputs, StructuredOutputsParams
-    from nanoengine.llm import LLM
-    from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+    from nanoengine.core.outputs import CompletionOutput as CompletionOutput
+    from nanoengine.core.outputs import RequestOutput as RequestOutput
+    from nanoengine.features.beam_search.params import BeamSearchParams as BeamSearchParams
+    from nanoengine.features.lora.request import LoRARequest as LoRARequest
+    from nanoengine.features.observability.metrics import RequestMetrics as RequestMetrics
+    from nanoengine.features.pooling.params import PoolingParams as PoolingParams
+    from nanoengine.features.sampling.params import SamplingParams as SamplingParams
+    from nanoengine.features.structured.params import StructuredOutputs as StructuredOutputs
+    from nanoengine.features.structured.params import StructuredOutputsParams as StructuredOutputsParams
+    from nanoengine.llm import LLM as LLM
+    from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "LLM",
-    "AsyncLLMEngine",
-    "BeamSearchParams",
-    "CompletionOutput",
-    "LoRARequest",
-    "PoolingParams",
-    "RequestMetrics",
-    "RequestOutput",
-    "SamplingParams",
-    "StructuredOutputs",
-    "StructuredOutputsParams",
-]
 
 _MODULES = {
     "LLM": "nanoengine.llm",
@@ -59,6 +47,7 @@ _MODULES = {
     "StructuredOutputs": "nanoengine.features.structured.params",
     "StructuredOutputsParams": "nanoengine.features.structured.params",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -214,6 +214,13 @@ def find_folder(name: str) -> str | None:
     return next((f"{room}.{name}" for room in rooms if find_spec(f"{room}.{name}") is not None), None)
 
 
+def require(*folders: str) -> None:
+    """Raise InvalidConfig for the first of these capabilities that is not installed."""
+    for folder in folders:
+        if not is_installed(folder):
+            raise not_installed(folder)
+
+
 def not_installed(folder: str) -> InvalidConfig:
     """The error for a capability that is not installed."""
     return InvalidConfig(

@@ -8,7 +8,7 @@ from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from nanoengine.builder import build_engine, is_installed, not_installed, read_config
+from nanoengine.builder import build_engine, is_installed, read_config, require
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.outputs import RequestOutput
@@ -93,8 +93,7 @@ class LLM(CoreLLM):
 
     def _adapters(self) -> Adapters:
         """The adapters of the engine; raises InvalidConfig or InvalidRequest without any."""
-        if not is_installed("lora"):
-            raise not_installed("lora")
+        require("lora")
         from nanoengine.features.lora.adapters import adapters_of
 
         return adapters_of(self.engine.scheduler.parts)
@@ -143,8 +142,8 @@ class LLM(CoreLLM):
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
         prompts = [self.chats.prompt(each, tools, tool_choice, **options) for each in conversations]  # type: ignore[arg-type]
         token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
-        if tools and not is_installed("sampling"):
-            raise not_installed("sampling")
+        if tools:
+            require("sampling")
         if is_installed("sampling"):
             from nanoengine.features.sampling.params import SamplingParams
 
@@ -158,8 +157,7 @@ class LLM(CoreLLM):
     @cached_property
     def chats(self) -> Chats:
         """Renders chats, and parses answers: `chats.read(output, tools)`."""
-        if not is_installed("tool_calls"):
-            raise not_installed("tool_calls")
+        require("tool_calls")
         from nanoengine.features.tool_calls.chats import Chats
 
         return Chats(self.tokenizer)
@@ -178,8 +176,7 @@ class LLM(CoreLLM):
         Raises:
             InvalidPrompt, InvalidSamplingParams, StepFailed: as `generate`.
         """
-        if not is_installed("pooling"):
-            raise not_installed("pooling")
+        require("pooling")
         from nanoengine.features.pooling.outputs import EmbeddingOutput
         from nanoengine.features.pooling.params import PoolingParams
 
@@ -206,9 +203,7 @@ class LLM(CoreLLM):
             InvalidPrompt, InvalidSamplingParams: bad prompts, or more beams than the engine can run at once.
             StepFailed: as `generate`.
         """
-        for folder in ("beam_search", "sampling"):
-            if not is_installed(folder):
-                raise not_installed(folder)
+        require("beam_search", "sampling")
         from nanoengine.features.beam_search.search import Search, beam_search
         from nanoengine.features.sampling import params as sampling
 

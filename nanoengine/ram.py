@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoengine.cgroups import limits
-from nanoengine.core.ram import free_ram, numbers_by_name
+from nanoengine.core.meminfo import free_ram, numbers_by_name
 
 LIMITS = "memory.max memory.current", "memory.high memory.current", "memory.limit_in_bytes memory.usage_in_bytes"
 """Files with a limit of a control group, and its usage, in bytes; at "high" the kernel throttles the processes of the group."""

@@ -116,22 +116,20 @@ def run_forked(
     command: Sequence[str],
     *,
     given: bytes = b"",
-    closed: Sequence[int] = (),
-    instead: Mapping[int, int] | None = None,
+    streams: Mapping[int, int | None] | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` does, with bytes on standard input, and output and errors captured where they are not closed.
 
     Args:
-        instead: files by the numbers of the streams that they are there for.
+        streams: other files for standard streams, by their numbers; None closes a stream.
         options: of `Forked`.
     """
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         file.write(given)
         file.seek(0)
-        files = dict(enumerate(own.fileno() for own in (file, out, err))) | dict(instead or {})
-        streams = [None if number in closed else files[number] for number in range(3)]
-        status = Forked(command, streams=streams, **options).wait()
+        files = dict(enumerate(each.fileno() for each in (file, out, err))) | dict(streams or {})
+        status = Forked(command, streams=list(files.values()), **options).wait()
         texts = []
         for each in (out, err):
             each.seek(0)

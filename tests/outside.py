@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nanoengine.errors import NanoEngineError
@@ -44,16 +45,21 @@ def changed(table: Any, values: Sequence[Any] = VALUES, depth: int = 4) -> Itera
         yield from ((name, replaced(value)) for value in values)
 
 
+def complaint(call: Callable[[], object], field: str = "") -> str | None:
+    """What is wrong with the end of a call: None if it returns, or raises an error of ours that is short and names the field."""
+    try:
+        call()
+    except NanoEngineError as error:
+        return None if 0 < len(str(error)) < 2100 and field in str(error) else str(error)[:300]
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:80]}"
+    return None
+
+
 def wrong(read: Callable[[Any], Any], table: Any, most: int = 10**6, values: Sequence[Any] = VALUES) -> list[str]:
     """The fields of a table with whose values `read` ends otherwise than well, or with an error of ours that is short; of all
     tables, at most so many are drawn."""
-    found, tables = {}, list(changed(table, values))
-    for name, other in random.Random(0).sample(tables, min(most, len(tables))):
-        try:
-            read(other)
-        except NanoEngineError as error:
-            if not 0 < len(str(error)) < 2100:
-                found[name] = f"{len(str(error))} characters"
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error)[:80]}"
-    return [f"{name}: {text}" for name, text in found.items()]
+    tables = list(changed(table, values))
+    drawn = random.Random(0).sample(tables, min(most, len(tables)))
+    complaints = {name: text for name, other in drawn if (text := complaint(partial(read, other)))}
+    return [f"{name}: {text}" for name, text in complaints.items()]

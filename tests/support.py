@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,23 +152,7 @@ def reference_model(folder: Path) -> Any:
     """The same weights in transformers, float32."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    norm_by_groups(model, getattr(model.config, "mamba_n_groups", 1))
-    return model
-
-
-def norm_by_groups(model: Any, groups: int) -> None:
-    """Mamba 2 norms each group of heads for itself (Dao and Gu, 2024): so does transformers from 5.23 on, before it norms all as
-    one."""
-
-    def forward(norm: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        x = (x * torch.nn.functional.silu(gate)).unflatten(-1, (groups, -1))
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-        return norm.weight * x.flatten(-2)
-
-    for module in model.modules():
-        if type(module).__name__ == "GraniteMoeHybridRMSNormGated" and not hasattr(module, "group_size"):
-            module.forward = partial(forward, module)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @torch.inference_mode()

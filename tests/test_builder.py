@@ -1,38 +1,17 @@
-"""The composition root: the options of capabilities, and what reaches which part."""
+"""The composition root: what reaches which part."""
 
 from __future__ import annotations
 
-import pickle
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM
-from nanoengine.builder import CAPABILITIES, build_engine, find_folder, option_types, read_config
-from nanoengine.core.capability import Capability
+from nanoengine.builder import build_engine, read_config
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.errors import InvalidConfig
 from nanoengine.features.speculation.drafter import Drafter
 from nanoengine.models import placement
-
-# ---- capabilities and their options
-
-
-def test_every_capability_is_one_and_knows_its_options() -> None:
-    for folder, own in CAPABILITIES.items():
-        kind = getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)
-        assert issubclass(kind, Capability)
-        assert (kind.options and kind.options.__name__) == own.options
-        assert kind.options is None or kind.options in option_types()
-
-
-def test_options_can_be_sent_to_another_process() -> None:
-    config = read_config("demo", {"max_num_seqs": 3, "speculation": "ngram", "kv_host_memory": 1 << 20})
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
-# ---- what reaches which part
 
 
 def test_what_is_asked_for_reaches_the_parts() -> None:

@@ -35,12 +35,6 @@ LIMITS = {
 }
 
 
-def test_the_defaults_are_valid() -> None:
-    config = read_config("demo", {})
-    assert config == read_config("demo", {"max_num_seqs": 256})
-    assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -129,13 +123,6 @@ def test_two_sizes_of_the_pool_are_refused() -> None:
 def test_an_unknown_option_is_refused_and_the_nearest_is_suggested(name: str, nearest: str) -> None:
     with pytest.raises(UnknownOption, match=f"'{name}'; did you mean '{nearest}'"):
         LLM("demo", **{name: 4})
-
-
-def test_errors_about_options_are_also_what_python_programs_expect() -> None:
-    with pytest.raises(TypeError):
-        LLM("demo", zzz=1)
-    with pytest.raises(ValueError):
-        LLM("demo", block_size=0)
 
 
 def test_a_config_does_not_change() -> None:

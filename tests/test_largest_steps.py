@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from nanoengine.builder import CAPABILITIES, CapabilityEntry, find_folder, read_config
+from nanoengine.builder import CAPABILITIES, find_folder, read_config
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.sampler import Sampler
 from nanoengine.core.startup import Startup
-
-
-def parts() -> list[Any]:
-    from importlib import import_module
-
-    def made(folder: str, own: CapabilityEntry) -> Any:
-        return getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)()
-
-    return [made(folder, own) for folder, own in CAPABILITIES.items()]
 
 
 def test_the_largest_steps_have_everything_that_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +21,9 @@ def test_the_largest_steps_have_everything_that_takes_memory(monkeypatch: pytest
         "max_model_len": 32,
         "num_kv_blocks": 20,
     }
-    startup = Startup(read_config("demo", options | {"speculation": "ngram", "enforce_eager": True}), parts())
+    modules = {folder: import_module(f"{find_folder(folder)}.capability") for folder in CAPABILITIES}
+    parts = [getattr(modules[folder], entry.capability)() for folder, entry in CAPABILITIES.items()]
+    startup = Startup(read_config("demo", options | {"speculation": "ngram", "enforce_eager": True}), parts)
     startup.build().close()
     plans: list[Any] = []
     asked: set[str] = set()

@@ -6,6 +6,7 @@ Imports for types alone count, and those inside of functions; modules that are l
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,6 +21,8 @@ BESIDE += ("prompts", "child_process", "options")
 ORDER = ("core", *BESIDE, "kernels", "models", "features", "builder", "llm", "serve", "scale")
 """Who stands further to the right may import who stands further to the left."""
 
+DOORS = {"nanoengine", "nanoengine.__main__"}
+
 Graph = dict[str, set[str]]
 
 
@@ -30,22 +33,22 @@ def imports_of(path: Path, names: set[str]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {own.name for own in node.names}
         elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
             full = {f"{node.module}.{own.name}" for own in node.names}
             found |= full & names or {str(node.module)}
     return found & names
 
 
+@cache
 def modules() -> Graph:
-    """Every module of the package -> those that it imports. The doors `nanoengine` and `python -m nanoengine` are left out: they
-    name what all rooms offer.
+    """Every module of the package -> those that it imports. The doors `nanoengine` and `python -m nanoengine` have no imports
+    here: they name what all rooms offer.
     """
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in (ROOT / "nanoengine").rglob("*.py")
     }
-    for door in ("nanoengine", "nanoengine.__main__"):
-        del paths[door]
-    return {name: imports_of(path, set(paths)) - {name} for name, path in paths.items()}
+    return {name: imports_of(path, set(paths)) - {name} for name, path in paths.items() if name not in DOORS}
 
 
 def within(graph: Graph, folder: str) -> Graph:
@@ -57,11 +60,11 @@ def within(graph: Graph, folder: str) -> Graph:
     return found
 
 
-def without_types_of_the_core(graph: Graph) -> Graph:
+def without_types_of_the_core() -> Graph:
     """The core's seams name the scheduler that asks them, and a capability the start-up that it is part of, as types."""
-    for one, other in (("seams", "scheduler"), ("capability", "startup")):
-        graph[f"nanoengine.core.{one}"].discard(f"nanoengine.core.{other}")
-    return graph
+    graph, core = modules(), "nanoengine.core"
+    types = {f"{core}.seams": f"{core}.scheduler", f"{core}.capability": f"{core}.startup"}
+    return graph | {name: graph[name] - {imported} for name, imported in types.items()}
 
 
 def check_order(graph: Graph, what: str) -> None:
@@ -77,7 +80,9 @@ def test_every_file_and_folder_is_in_a_room() -> None:
 
 
 def test_imports_go_downwards() -> None:
-    for room, imported in within(modules(), "nanoengine").items():
+    graph = modules()
+    assert [name for name in graph if name.startswith("nanoengine.core.") and graph[name] & DOORS] == []
+    for room, imported in within(graph, "nanoengine").items():
         if room == "demo":
             assert not imported
             continue
@@ -86,11 +91,11 @@ def test_imports_go_downwards() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    check_order(without_types_of_the_core(modules()), "files")
+    check_order(without_types_of_the_core(), "files")
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
-    graph = without_types_of_the_core(modules())
+    graph = without_types_of_the_core()
     for folder in sorted({name.rpartition(".")[0] for name in graph}):
         check_order(within(graph, folder), f"files and folders in {folder}")
 

@@ -55,7 +55,7 @@ def check_quiet(done: subprocess.CompletedProcess[str]) -> None:
     ],
 )
 def test_streams_may_be_closed(arguments: list[str], closed: list[int], status: int, told: str) -> None:
-    done = run_forked(arguments, closed=closed)
+    done = run_forked(arguments, streams=dict.fromkeys(closed))
     check_quiet(done)
     assert done.returncode == status, done.stderr
     assert told in done.stderr
@@ -82,7 +82,7 @@ def test_streams_of_a_new_python_may_be_closed() -> None:
 )
 def test_a_full_disk_is_told(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = run_forked([*MODULE, *arguments], instead={OUT: full.fileno()})
+        done = run_forked([*MODULE, *arguments], streams={OUT: full.fileno()})
     check_quiet(done)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "nanoengine: OSError: [Errno 28] No space left on device"

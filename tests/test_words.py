@@ -33,9 +33,7 @@ VAGUE = {
 OF_OTHERS = {"ModuleNotFoundError", "FileNotFoundError", "PackageNotFoundError", "ModelNotFound", "in_place", "walk"}
 """Names of Python's and of users', and the field's own."""
 
-PAIRS = {
-    "Attention": "the interface of core, and a layer of models",
-}
+PAIRS = {"Attention": "the interface of core, and a layer of models"}
 """Classes of one name, with the reason."""
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product, takewhile
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.chain import BLOCK_SIZE, Chain, record, seconds
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain
+from benchmarks.gpu.clock import launch_seconds, record, seconds
 from benchmarks.report import Report
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.attention import KVLayer
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -26,8 +26,6 @@ from nanoengine.models.quantization.at_load import quantizer
 
 SHORT = 1 << 30
 """Of `short_prompt`: every prompt is."""
-AT_ONCE = 8
-"""Layers in one graph."""
 GAIN = 0.02
 TILES = 64, 32
 """Tokens of K and V that a program of prefill attention works on at once; the first is what stands without a measurement."""
@@ -49,21 +47,18 @@ def prompts(chain: Chain, report: Report, tuning: Tuning, lengths: Sequence[int]
     """
     times: dict[tuple[str, int], dict[int, float]] = {key: {} for key in product(RELEVANT, TILES)}
     for length in sorted(lengths):
-        q, runs, spec = prompt(chain, length)
+        (q, runs), spec = chain.queries([length], [length]), chain.spec
         flop = 4 * q.shape[1] * q.shape[2] * length * (length + 1) / 2
         expected: Tensor | None = None
         for (size, tile), found in times.items():
             chain.tune(of_prompts(tuning, size, tile))
-
-            def work(q: Tensor = q, asked: tuple[Runs, AttentionSpec] = (runs, spec)) -> Tensor:
-                return [chain.backend.prefill(q, kv, *asked) for kv in chain.kv[:AT_ONCE]][-1]
-
+            attend = partial(chain.backend.prefill, q, runs=runs, spec=spec)
             try:
-                result = work()
+                result = attend(chain.kv[-1])
                 expected = result if expected is None else expected
                 error = ((result - expected).abs().max() / expected.abs().max()).item()
                 assert error < MOST_ERROR, f"it is wrong by {error:.2g} of the largest number"
-                found[length] = _add(chain, report, length, f"{size}, {tile}", work, repeat, flop)
+                found[length] = _add(chain, report, length, f"{size}, {tile}", attend, repeat, flop)
             except Exception as failure:  # Triton and torch have none in common
                 report.warn(f"left out: {size} programs, tiles of {tile}, {length} tokens: {str(failure)[:200]}")
                 found[length] = math.inf
@@ -80,15 +75,6 @@ def of_prompts(tuning: Tuning, size: str, tile: int) -> Tuning:
     return replace(tuning, short_prompt=SHORT * (size == "small"), prefill_tile=tile, short_tile=tile)
 
 
-def prompt(chain: Chain, length: int) -> tuple[Tensor, Runs, AttentionSpec]:
-    """Queries of a prompt without history, whose blocks lie anywhere in the pool."""
-    config = chain.config
-    ints = partial(torch.tensor, dtype=torch.int32, device=chain.device)
-    tables = torch.randperm(chain.num_blocks, device=chain.device)[None, : -(-length // BLOCK_SIZE)].to(torch.int32)
-    runs = Runs(ints([0, length]), ints([length]), tables, [length], [length])
-    return chain.normal(length, config.num_heads, config.head_dim), runs, AttentionSpec(config.head_dim**-0.5)
-
-
 def _mean(times: dict[tuple[str, int], dict[int, float]], size: str, tile: int) -> float:
     """The geometric mean where programs of that size come into question; what stands today is given up for a gain alone."""
     shortest, longest = RELEVANT[size]
@@ -96,23 +82,22 @@ def _mean(times: dict[tuple[str, int], dict[int, float]], size: str, tile: int) 
     return (1 - GAIN if tile == TILES[0] else 1.0) * math.prod(found) ** (1 / max(1, len(found)))
 
 
-def _cudnn(chain: Chain, length: int) -> Callable[[], Tensor]:
+def _cudnn(chain: Chain, length: int) -> Callable[[KVLayer], Tensor]:
     config = chain.config
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     q, k, v = (chain.normal(1, length, own, config.head_dim).transpose(1, 2) for own in heads)
 
-    def work() -> Tensor:
+    def attend(_: KVLayer) -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
-            return [attend() for _ in chain.kv[:AT_ONCE]][-1]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    return work
+    return attend
 
 
 def _add(
-    chain: Chain, report: Report, length: int, how: str, work: Callable[[], Tensor], repeat: int, flop: float
+    chain: Chain, report: Report, length: int, how: str, attend: Callable[[KVLayer], Tensor], repeat: int, flop: float
 ) -> float:
-    found = seconds(chain.device, record(chain.device, work), repeat) / min(AT_ONCE, len(chain.kv))
+    found = chain.layer_seconds(attend, repeat)
     case = {"work": "attention of a prompt", "tokens": length, "programs": how}
     report.add(case, {"us": 1e6 * found, "tflop_s": flop / found / 1e12})
     return found
@@ -150,14 +135,6 @@ def draws(chain: Chain, report: Report, tuning: Tuning, rows: Sequence[int], rep
                 }
             report.add({"work": "drawing", "rows": count, "how": how}, figures)
     return tuning
-
-
-def launch_seconds(work: Callable[[], object], repeat: int) -> float:
-    """What the host takes to launch some work, in the mean; the device may still be at it then."""
-    start = perf_counter()
-    for _ in range(repeat):
-        work()
-    return (perf_counter() - start) / repeat
 
 
 @torch.inference_mode()

@@ -6,17 +6,16 @@ the one before it ends, and weights that are in no cache. Weights and K/V are ra
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.clock import record, seconds
 from benchmarks.random_weights import SHAPES
-from nanoengine.core.attention import AttentionMetadata
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.operations import QuantizedSlot
 from nanoengine.kernels.reference.kv_int8 import MOST
 from nanoengine.kernels.triton.attention.backend import TritonAttention
@@ -30,7 +29,8 @@ from nanoengine.models.loader import Quantizer
 BLOCK_SIZE = 16
 MOST_SEQS = 256
 """As many blocks of the pool hold new tokens."""
-WARM_UPS = 3
+AT_ONCE = 8
+"""Layers in one graph, where one is timed."""
 
 
 @dataclass
@@ -158,6 +158,27 @@ class Chain:
         """What runs the step again, on whatever stands in the same tensors: a CUDA graph where there is a GPU."""
         return record(self.device, partial(self.run, step))
 
+    def queries(self, query_lens: list[int], seq_lens: list[int]) -> tuple[Tensor, Runs]:
+        """Runs of sequences whose blocks lie anywhere in the pool; several may share some."""
+        width = -(-max(seq_lens) // BLOCK_SIZE)
+        tables = torch.stack([torch.randperm(self.num_blocks, device=self.device)[:width] for _ in seq_lens])
+        starts, lens = (
+            torch.tensor(numbers, dtype=torch.int32, device=self.device) for numbers in ([0, *query_lens], seq_lens)
+        )
+        runs = Runs(starts.cumsum(0, dtype=torch.int32), lens, tables.to(torch.int32), query_lens, seq_lens)
+        return self.normal(sum(query_lens), self.config.num_heads, self.config.head_dim), runs
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """Of all layers."""
+        return AttentionSpec(self.config.head_dim**-0.5)
+
+    def layer_seconds(self, attend: Callable[[KVLayer], Tensor], repeat: int) -> float:
+        """Of attention in one layer, in a graph of some."""
+        layers = self.kv[:AT_ONCE]
+        work = record(self.device, lambda: [attend(kv) for kv in layers][-1])
+        return seconds(self.device, work, repeat) / len(layers)
+
     def written(self, step: Inputs) -> Tensor:
         """K and V that a step has written: [layers, 2, num_seqs, heads, head_dim] of the first and the last layer."""
         block, place = step.slots // BLOCK_SIZE, step.slots % BLOCK_SIZE
@@ -167,45 +188,3 @@ class Chain:
         else:
             rows = [cache[block, :, place] for cache in caches]
         return torch.stack(rows).unflatten(0, (2, 2))
-
-
-def record(device: torch.device, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Work as a CUDA graph, which returns the same tensor each time; itself, where there is no GPU."""
-    if device.type != "cuda":
-        return work
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        work()  # compiles kernels, which a capture must not
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        result = work()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result
-
-    return replay
-
-
-@torch.inference_mode()
-def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
-    """Median of single runs; on a GPU by events."""
-    for _ in range(WARM_UPS if repeats > 1 else 1):
-        work()
-    if device.type != "cuda":
-        return statistics.median(_on_host(work) for _ in range(repeats))
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in pairs:
-        start.record()
-        work()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
-
-
-def _on_host(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return perf_counter() - start

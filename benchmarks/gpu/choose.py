@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, prompts, quantized
-from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
-from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompts, quantized
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs
+from benchmarks.gpu.clock import device_facts, measure_rates, seconds
 from benchmarks.gpu.edges import edges
 from benchmarks.gpu.flash import compile_flash, flash_prompts
 from benchmarks.gpu.parts import kept_going
@@ -255,8 +255,6 @@ def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
     for fields, sizes in moves:
         tuning = replace(tuning, **fields)
         yield tuning, sizes
-        if set(sizes) <= {1, 4}:  # few kernels: also those of the move alone
-            yield replace(load_tuning(), **fields), sizes
 
 
 @torch.inference_mode()
@@ -278,8 +276,8 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
         try:
             chain.tune(tuning)
             if size == PROMPT:
-                q, runs, spec = prompt(chain, min(args.prompts))
-                chain.backend.prefill(q, chain.kv[0], runs, spec)
+                q, runs = chain.queries([min(args.prompts)], [min(args.prompts)])
+                chain.backend.prefill(q, chain.kv[0], runs, chain.spec)
             else:
                 chain.run(chain.inputs(lens_of(size, args.scale)))
             if device.type == "cuda":
@@ -299,9 +297,7 @@ def main(arguments: Sequence[str]) -> int:
         warm(args, device)
         return 0
     report = Report("gpu_choose", device_facts(device))
-    clock = Clock(device, repeats=5)
-    rates = measure_rates(clock, getattr(torch, args.dtype))
-    del clock
+    rates = measure_rates(device, getattr(torch, args.dtype))
     report.add({"work": "(device)"}, rates.figures)
     chain = new_chain(args, device)
     best = load_tuning()

@@ -1,4 +1,4 @@
-"""How long work takes a device, without the time that the host takes to ask for it; and what the device can do at best."""
+"""How long work takes a device, and the host to launch it; and what the device can do at best."""
 
 from __future__ import annotations
 
@@ -12,58 +12,69 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from benchmarks.limit import Ceiling
-
-FLUSH_BYTES = {"cuda": 2 << 30, "cpu": 1 << 20}
-"""On a GPU many times its L2, and reading it takes long enough for the host to launch all that is timed in the meantime."""
 
 SIZES = {"cuda": (4 << 30, 8192), "cpu": (16 << 20, 256)}
 """Bytes that are read and copied, and rows and columns of the matrices, for the best that a device can do."""
 
 
-@dataclass
-class Clock:
-    """Median seconds of some work on a device, which finds nothing of its data in the device's cache.
+REPEATS = 5
+"""Of each of these."""
 
-    Args:
-        device: where the work is done.
-        repeats: how often it is timed.
-        warm_ups: how often it is done before: kernels are compiled then.
-    """
+WARM_UPS = 3
+"""Runs before those that are timed: kernels are compiled then."""
 
-    device: torch.device
-    repeats: int = 30
-    warm_ups: int = 3
 
-    def __post_init__(self) -> None:
-        # Read, not written: what was written would be on its way to memory while the work is timed.
-        self._flush = torch.zeros(FLUSH_BYTES[self.device.type] // 4, dtype=torch.int32, device=self.device)
+def record(device: torch.device, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Work as a CUDA graph, which returns the same tensor each time; itself, where there is no GPU."""
+    if device.type != "cuda":
+        return work
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        work()  # compiles kernels, which a capture must not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        result = work()
 
-    @torch.inference_mode()
-    def seconds(self, work: Callable[[], object]) -> float:
-        for _ in range(self.warm_ups):
-            work()
-        if self.device.type != "cuda":
-            return statistics.median(self._on_host(work) for _ in range(self.repeats))
-        torch.cuda.synchronize(self.device)
-        pairs = [self._on_device(work) for _ in range(self.repeats)]
-        torch.cuda.synchronize(self.device)
-        return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+    def replay() -> Tensor:
+        graph.replay()
+        return result
 
-    def _on_host(self, work: Callable[[], object]) -> float:
-        self._flush.max()
-        start = perf_counter()
+    return replay
+
+
+@torch.inference_mode()
+def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
+    """Median of single runs; on a GPU by events."""
+    for _ in range(WARM_UPS if repeats > 1 else 1):
         work()
-        return perf_counter() - start
-
-    def _on_device(self, work: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._flush.max()
+    if device.type != "cuda":
+        return statistics.median(_on_host(work) for _ in range(repeats))
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, end in pairs:
         start.record()
         work()
         end.record()
-        return start, end
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+
+
+def _on_host(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
+
+
+def launch_seconds(work: Callable[[], object], repeat: int) -> float:
+    """What the host takes to launch some work, in the mean; the device may still be at it then."""
+    start = perf_counter()
+    for _ in range(repeat):
+        work()
+    return (perf_counter() - start) / repeat
 
 
 @dataclass(frozen=True)
@@ -92,15 +103,15 @@ class Rates:
         }
 
 
-def measure_rates(clock: Clock, dtype: torch.dtype) -> Rates:
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """A large read, a large copy, and a large product of random matrices (of zeros it would be faster than of anything else)."""
-    num_bytes, side = SIZES[clock.device.type]
-    source = torch.randint(0, 1000, (num_bytes // 4,), dtype=torch.int32, device=clock.device)
+    num_bytes, side = SIZES[device.type]
+    source = torch.randint(0, 1000, (num_bytes // 4,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    read = num_bytes / clock.seconds(source.max)
-    copy = 2 * num_bytes / clock.seconds(lambda: target.copy_(source))
-    left, right = (torch.randn(side, side, device=clock.device).to(dtype) for _ in range(2))
-    return Rates(read, copy, 2 * side**3 / clock.seconds(lambda: left @ right.T))
+    read = num_bytes / seconds(device, source.max, REPEATS)
+    copy = 2 * num_bytes / seconds(device, lambda: target.copy_(source), REPEATS)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return Rates(read, copy, 2 * side**3 / seconds(device, lambda: left @ right.T, REPEATS))
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:

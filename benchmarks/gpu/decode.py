@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
 
 from benchmarks.figures import Figures
-from benchmarks.gpu.modes import modes_of, running_in
+from benchmarks.gpu.modes import Mode, modes_of, running_in
 from benchmarks.gpu.parts import SETTLING_STEPS, Bench
 from benchmarks.gpu.trace import Activity, busy, by_kernel, record
 from benchmarks.limit import StepWork
@@ -51,15 +51,13 @@ def decode(bench: Bench, session: Session) -> None:
     mode = modes_of(session.llm)[0]
     for num_seqs in dict.fromkeys((bench.args.num_seqs, 1)):
         with running_in(session.llm, mode):
-            decode_steps(bench, session, num_seqs, {"work": "decode", "mode": str(mode)}, show_kernels=True)
+            _decode_steps(bench, session, num_seqs, mode)
     if session.device.type != "cuda":
         bench.report.warn("left out: how busy the device is, and with which kernels, which only a GPU says")
 
 
-def decode_steps(
-    bench: Bench, session: Session, num_seqs: int, case: Mapping[str, str], *, show_kernels: bool = False
-) -> None:
-    """Time the steps of so many sequences, and report them as that case."""
+def _decode_steps(bench: Bench, session: Session, num_seqs: int, mode: Mode) -> None:
+    """Time the steps of so many sequences."""
     engine, count, length = session.llm.engine, bench.args.decode_steps, bench.args.decode_len
     session.llm.reset_prefix_cache()
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=bench.decode_tokens)
@@ -87,9 +85,8 @@ def decode_steps(
         if session.device.type == "cuda":
             activities = record(lambda: _wait_after(lambda: steps(count)))
             figures |= _shares(activities, count)
-            if show_kernels:
-                _report_kernels(bench.report, activities, num_seqs, count)
-        bench.report.add({**case, "num_seqs": num_seqs}, figures)
+            _report_kernels(bench.report, activities, num_seqs, count)
+        bench.report.add({"work": "decode", "mode": str(mode), "num_seqs": num_seqs}, figures)
     finally:
         engine.executor = launches.executor
         for request in requests:

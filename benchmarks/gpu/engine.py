@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.drive import Run
 from benchmarks.figures import Figures, latency_figures, step_figures, stream_figures
-from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.clock import device_facts, measure_rates
 from benchmarks.gpu.decode import decode
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import Bench, kept_going
@@ -46,9 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(args.device)
     report = Report("gpu_engine", device_facts(device))
-    rates = measure_rates(
-        Clock(device, repeats=5), torch.bfloat16 if args.dtype == "auto" else getattr(torch, args.dtype)
-    )
+    rates = measure_rates(device, torch.bfloat16 if args.dtype == "auto" else getattr(torch, args.dtype))
     report.add({"work": "(device)"}, rates.figures)
     _give_back(device)
     bench = Bench(args, report, rates.ceiling)
@@ -134,35 +132,23 @@ def one_stream(bench: Bench, session: Session) -> None:
 
 def workload(bench: Bench, session: Session) -> None:
     """All requests at once."""
-    work = _workload(bench, session)
+    args = bench.args
+    sizes = args.num_seqs, tuple(args.input_len), tuple(args.output_len)
+    work = random_workload(*sizes, session.vocab_size, 0)
     bench.report.facts |= {"prompt_tokens": sum(map(len, work.prompts)), "output_tokens": work.num_output_tokens}
     mode = modes_of(session.llm)[0]
     _say_what_is_missing(bench, [mode])
     with running_in(session.llm, mode):
-        _warm_up(session, work)
-    for _ in range(bench.args.workload_repeat):
-        _run_workload(bench, session, work, mode)
+        session.run(work.cut(WARM_UP_TOKENS), "warm-up")
+        for _ in range(args.workload_repeat):
+            run = session.run(work, str(mode))
+            bench.report.add({"work": "workload", "mode": str(mode)}, _workload_figures(bench, session, work, run))
+            if run.num_preemptions:
+                text = f"{run.num_preemptions} preemptions in a run: the KV pool is small for this workload"
+                bench.report.warn(text)
 
 
 # ---- what several share
-
-
-def _workload(bench: Bench, session: Session) -> Workload:
-    args = bench.args
-    return random_workload(args.num_seqs, tuple(args.input_len), tuple(args.output_len), session.vocab_size, 0)
-
-
-def _warm_up(session: Session, work: Workload) -> None:
-    session.run(work.cut(WARM_UP_TOKENS), "warm-up")
-
-
-def _run_workload(bench: Bench, session: Session, work: Workload, mode: Mode) -> float:
-    with running_in(session.llm, mode):
-        run = session.run(work, str(mode))
-    bench.report.add({"work": "workload", "mode": str(mode)}, _workload_figures(bench, session, work, run))
-    if run.num_preemptions:
-        bench.report.warn(f"{run.num_preemptions} preemptions in a run: the KV pool is small for this workload")
-    return run.seconds
 
 
 def _workload_figures(bench: Bench, session: Session, work: Workload, run: Run) -> Figures:

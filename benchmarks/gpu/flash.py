@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.gpu.chain import BLOCK_SIZE, Chain, record, seconds
+from benchmarks.gpu.chain import AT_ONCE, BLOCK_SIZE, Chain
+from benchmarks.gpu.clock import launch_seconds
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
 from nanoengine.core.attention import AttentionSpec, Runs
@@ -27,8 +27,6 @@ GAIN = 0.05
 """It is chosen where it takes so much less time."""
 CLOSE = 0.02
 """Most of the root of the mean square of differences from Triton's result, in standard deviations: each rounds in its way."""
-AT_ONCE = 8
-"""Layers in one graph."""
 DECODES = [1088], [600] * 256
 
 
@@ -70,8 +68,7 @@ def flash_prompts(chain: Chain, report: Report, tuning: Tuning, args: Any) -> Tu
 
 
 def _is_faster(chain: Chain, report: Report, length: int, args: Any) -> bool:
-    q, runs = _queries(chain, [length], [length])
-    spec = AttentionSpec(chain.config.head_dim**-0.5)
+    (q, runs), spec = chain.queries([length], [length]), chain.spec
     ways: dict[str, Callable[..., Tensor]] = {
         "Triton": lambda kv: chain.backend.prefill(q, kv, runs, spec),
         "flash-attn 4": lambda kv: flash_attn_4.attend(q, _views(kv), runs, spec, None),
@@ -85,16 +82,18 @@ def _is_faster(chain: Chain, report: Report, length: int, args: Any) -> bool:
             same = all(torch.equal(way(chain.kv[0]), found) for _ in range(args.replays))
             if not error < CLOSE or not same:  # or not a number
                 raise ValueError(f"it is {error:.3g} standard deviations from Triton's; the same each time: {same}")
-            times[name] = _seconds(chain, way, args.repeat)
+            times[name] = chain.layer_seconds(way, args.repeat)
             case = {"work": "attention of a prompt alone", "tokens": length, "by": name}
             figures = {"us": 1e6 * times[name], "tflop_s": flop / times[name] / 1e12, "error": error}
-            report.add(case, figures | {"host_us": 1e6 * _host_seconds(partial(way, chain.kv[0]))})
+            torch.cuda.synchronize()
+            figures["host_us"] = 1e6 * launch_seconds(partial(way, chain.kv[0]), AT_ONCE)
+            torch.cuda.synchronize()
+            report.add(case, figures)
     return times.get("flash-attn 4", math.inf) < (1 - GAIN) * times["Triton"]
 
 
 def _decodes(chain: Chain, report: Report, lens: list[int], repeat: int) -> None:
-    q, runs = _queries(chain, [1] * len(lens), lens)
-    spec = AttentionSpec(chain.config.head_dim**-0.5)
+    (q, runs), spec = chain.queries([1] * len(lens), lens), chain.spec
     ways: dict[str, Callable[..., Tensor]] = {
         "Triton": lambda kv: chain.backend.decode(q, kv, runs, spec),
         "flash-attn 4": lambda kv: flash_attn_4.attend(q, _views(kv), runs, spec, None),
@@ -102,7 +101,7 @@ def _decodes(chain: Chain, report: Report, lens: list[int], repeat: int) -> None
     size = 2 * sum(lens) * chain.config.num_kv_heads * chain.config.head_dim * q.element_size()
     for name, way in ways.items():
         with _left_out(report, f"{name}, {len(lens)} decodes"):
-            found = _seconds(chain, way, repeat)
+            found = chain.layer_seconds(way, repeat)
             case = {"work": "attention of decodes alone", "sequences": len(lens), "by": name}
             report.add(case, {"us": 1e6 * found, "gb_s": size / found / 1e9})
 
@@ -116,33 +115,5 @@ def _left_out(report: Report, what: str) -> Iterator[None]:
         report.warn(f"left out: {what}: {type(error).__name__}: {str(error)[:200]}")
 
 
-def _seconds(chain: Chain, way: Callable[..., Tensor], repeat: int) -> float:
-    """Of one layer, in a graph of some."""
-    layers = chain.kv[:AT_ONCE]
-    work = record(chain.device, lambda: [way(kv) for kv in layers][-1])
-    return seconds(chain.device, work, repeat) / len(layers)
-
-
-def _queries(chain: Chain, query_lens: list[int], seq_lens: list[int]) -> tuple[Tensor, Runs]:
-    """Sequences whose blocks lie anywhere in the pool; several may share some."""
-    ints = partial(torch.tensor, dtype=torch.int32, device=chain.device)
-    widths = -(-max(seq_lens) // BLOCK_SIZE)
-    tables = torch.stack([torch.randperm(chain.num_blocks, device=chain.device)[:widths] for _ in seq_lens])
-    starts = ints([0, *query_lens]).cumsum(0, dtype=torch.int32)
-    q = chain.normal(sum(query_lens), chain.config.num_heads, chain.config.head_dim)
-    return q, Runs(starts, ints(seq_lens), tables.to(torch.int32), query_lens, seq_lens)
-
-
 def _views(kv: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return kv[0].transpose(1, 2), kv[1].transpose(1, 2)
-
-
-def _host_seconds(work: Callable[[], Tensor]) -> float:
-    """Of a launch: what the host takes until it can go on."""
-    torch.cuda.synchronize()
-    start = perf_counter()
-    for _ in range(AT_ONCE):
-        work()
-    found = (perf_counter() - start) / AT_ONCE
-    torch.cuda.synchronize()
-    return found

@@ -39,7 +39,6 @@ class BlockManager:
         layouts: one for each KV group, the layers with common block tables.
         stores: caches of blocks outside the pool. Exceptions of a store are logged, and count as misses.
         enable_prefix_caching: False: hits only within one request, such as of a sequence that resumes.
-        seed: of the hashes; None: drawn.
     """
 
     def __init__(
@@ -50,11 +49,10 @@ class BlockManager:
         stores: Seq[KVStore] = (),
         *,
         enable_prefix_caching: bool = True,
-        seed: int | None = None,
     ):
         self.num_blocks, self.block_size, self.layouts, self.stores = num_blocks, block_size, layouts, stores
         self.enable_prefix_caching = enable_prefix_caching
-        self.seed = secrets.randbits(64) if seed is None else seed
+        self.seed = secrets.randbits(64)  # of the hashes
         self.ref_counts = [0] * (num_blocks + 1)
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidConfig, shown
-from nanoengine.core.ram import free_ram
+from nanoengine.core.meminfo import free_ram
 
 CPU_FRACTION, CPU_CAP = 0.5, 4 << 30
 """The default size of the KV pool: half of the available RAM, and at most 4 GiB."""

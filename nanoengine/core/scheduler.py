@@ -101,8 +101,8 @@ class Scheduler:
         step = Step(self.num_steps, StepPlan(self.epoch))
         if (active := [part for part in self.parts if not part.is_idle]) != self.active:
             self._set_active(active)
-        for part in self._hooks["to_preempt"]:
-            for seq in iterate_part(step.faults, part, "to_preempt", (), self.running, self.waiting):
+        for part in self._hooks["preemption_victims"]:
+            for seq in iterate_part(step.faults, part, "preemption_victims", (), self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
         if decodes_first:
@@ -225,6 +225,7 @@ class Scheduler:
         return count
 
     def _preempt_last(self) -> Sequence:
+        """Preempt the running sequence of the lowest priority; of equal ones, the youngest."""
         return self._preempt(self.running[-1])
 
     def _preempt(self, seq: Sequence) -> Sequence:

@@ -100,7 +100,7 @@ class PolicyPart:
 
     # ---- while the scheduler makes a step
 
-    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+    def preemption_victims(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
         return ()
 
@@ -153,5 +153,5 @@ class PolicyPart:
         """Last call: end threads and processes."""
 
 
-SCHEDULE_HOOKS = ("to_preempt", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+SCHEDULE_HOOKS = ("preemption_victims", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
 """Methods of `PolicyPart` that the scheduler calls."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -55,17 +54,10 @@ class FlashAttention(CausalTorchAttention, AttentionBackend):
     def __init__(self, block_size: int):
         super().__init__(block_size)
         self.functions: Any = find_functions()
-        self._write: Callable[..., None] | None = None
         if triton_unsupported_reason(torch.device("cuda")) is None:
             from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
 
-            self.rotate_and_write, self._write = rotate_and_write, write_kv
-
-    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        if self._write is None:
-            super().write_kv(k, v, kv, slot_mapping)
-        else:
-            self._write(k, v, kv, slot_mapping)
+            self.rotate_and_write, self.write_kv = rotate_and_write, write_kv  # type: ignore[method-assign]
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         assert sinks is None

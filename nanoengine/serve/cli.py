@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine import __version__
-from nanoengine.builder import is_installed, not_installed
+from nanoengine.builder import is_installed, require
 from nanoengine.errors import NanoEngineError
 from nanoengine.llm import LLM
 from nanoengine.models.fetch import DOWNLOADS
@@ -227,8 +227,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def _adapter(args: argparse.Namespace) -> LoRARequest | None:
     if args.adapter is None:
         return None
-    if not is_installed("lora"):
-        raise not_installed("lora")
+    require("lora")
     from nanoengine.features.lora.request import LoRARequest
 
     return LoRARequest("adapter", lora_path=args.adapter)

@@ -35,13 +35,6 @@ def num_hits(blocks: BlockManager, tokens: list[int], number: int = 9, **request
     return blocks.find(make_seq(tokens, number, **request))
 
 
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    blocks = BlockManager(10, SIZE)
-    live(blocks, [1] * 8)
-    assert num_hits(blocks, [1] * 8) == 1
-    assert num_hits(blocks, [1] * 9) == 2
-
-
 def test_who_is_admitted_has_room_for_the_next_token_and_hits_are_not_free_blocks() -> None:
     blocks = BlockManager(2, SIZE)
     for tokens, fits in (([1] * 7, True), ([1] * 8, False)):

@@ -15,6 +15,7 @@ def test_all_say_what_they_mean_and_who_knows_no_names_can_catch_them() -> None:
         assert kind.__doc__
         if kind.__name__.startswith("Invalid"):
             assert issubclass(kind, ValueError)
+    assert issubclass(errors.UnknownOption, TypeError)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NotFiniteLogits
-from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import KVStore, PolicyPart
-from nanoengine.core.sequence import Phase, Request
+from nanoengine.core.sequence import Phase
 
+from .lives import draw_requests, draw_way
 from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
 
 BROKEN = 33
@@ -141,26 +139,11 @@ def test_an_error_of_the_tokenizer_ends_the_sequence_whose_text_it_is() -> None:
     ]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_blocks_that_a_failed_step_was_to_clear_are_cleared_by_another(depth: int) -> None:
-    model = Watched(failing=[2])
-    engine = make_engine(num_blocks=4, model=model, depth=depth)
-    dirty = engine.scheduler.blocks.dirty
-    dirty.update([1, 2, 3, 4])
-    run(engine, [engine.make_request([5] * 3, params(1))])
-    engine.submit(engine.make_request([6] * 9, params(3)))
-    while engine.has_unfinished:
-        engine.step()
-    run(engine, [engine.make_request([8] * 13, params(2))])
-    assert model.num_cleared >= 4
-    assert not dirty
-
-
 class BrokenPart(Exception):
     """What a part raises."""
 
 
-ASKED = ("to_preempt", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+ASKED = ("preemption_victims", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
 TOLD = ("after_step", "finished")
 
 
@@ -168,16 +151,14 @@ class Fragile(PolicyPart):
     """Watches some requests, and raises now and then in some of what it is asked and told: at once, or behind an answer."""
 
     def __init__(self, rng: random.Random, share: float, names: Seq[str]):
-        self.rng, self.share = rng, share
-        self.raised, self.num_closed = Counter[str](), 0
+        self.rng, self.share, self.num_closed = rng, share, 0
         for name in names:
-            setattr(self, name, partial(self._perhaps, name, getattr(self, name)))
+            setattr(self, name, partial(self._perhaps, getattr(self, name)))
 
-    def _perhaps(self, name: str, plain: Callable[..., Any], *args: Any) -> Any:
+    def _perhaps(self, plain: Callable[..., Any], *args: Any) -> Any:
         answer = plain(*args)
         if self.rng.random() >= self.share:
             return answer
-        self.raised[name] += 1
         if isinstance(answer, Iterable) and self.rng.random() < 0.5:
             return self._some_of(answer)
         raise BrokenPart
@@ -208,36 +189,16 @@ class Told(PolicyPart):
         self.num_closed += 1
 
 
-def drawn_requests(engine: LLMEngine, rng: random.Random) -> list[Request]:
-    """Those of priority 1 are watched."""
-    return [
-        engine.make_request(
-            [rng.randrange(50) for _ in range(rng.randint(1, 30))],
-            CoreSamplingParams(n=rng.choice([1, 1, 2]), seed=number, max_tokens=rng.randint(1, 9)),
-            priority=number % 2,
-        )
-        for number in range(8)
-    ]
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     rng = random.Random(seed)
-    run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
+    run(engine := make_engine(), right := draw_requests(engine, seed))
     num_launches = engine.executor.num_launched  # type: ignore[attr-defined]
     names = [rng.choice(ASKED), *rng.sample(TOLD, rng.randint(0, 2)), *rng.sample(ASKED, rng.choice([0, 0, 3]))]
     fragile, told = Fragile(rng, rng.choice([0.1, 0.5, 1.0]), names), Told()
     failing = [number for number in range(1, 3 * num_launches) if rng.random() < rng.choice([0.0, 0.2])]
-    engine = make_engine(
-        model=ToyModel(4, failing=failing),
-        parts=[fragile, told],
-        depth=rng.choice([1, 2, 2, 3]),
-        policy=rng.choice(POLICIES),
-        num_blocks=rng.choice([16, 400]),
-        max_num_batched_tokens=rng.choice([7, 64]),
-        max_chunk=rng.choice([None, 5]),
-    )
-    requests = drawn_requests(engine, random.Random(seed))
+    engine = make_engine(model=ToyModel(4, failing=failing), parts=[fragile, told], **draw_way(rng))
+    requests = draw_requests(engine, seed)
     run(engine, requests)
     for request, expected in zip(requests, right, strict=True):
         assert request.error is None or (request.priority and isinstance(request.error, BrokenPart)) or failing
@@ -299,27 +260,20 @@ STORED = ("cached", "evicted", "invalidated", "has", "may_end", "hold", "clear",
 @pytest.mark.parametrize("seed", range(40))
 def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> None:
     rng = random.Random(seed)
-    run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
+    run(engine := make_engine(), right := draw_requests(engine, seed))
     blocks = BlockManager(rng.choice([16, 30]), 4, stores=[KVStore(), FragileStore(rng)])
-    engine = make_engine(
-        blocks=blocks,
-        model=Blind(4),
-        parts=[Hesitant(rng)],
-        depth=rng.choice([1, 2, 3]),
-        policy=rng.choice(POLICIES),
-        max_num_batched_tokens=rng.choice([9, 64]),
-    )
-    lost = []
+    engine = make_engine(blocks=blocks, model=Blind(4), parts=[Hesitant(rng)], **draw_way(rng))
+    num_lost = num_all = 0
     for _ in range(2):
-        run(engine, requests := drawn_requests(engine, random.Random(seed)))
+        run(engine, requests := draw_requests(engine, seed))
         for request, expected in zip(requests, right, strict=True):
             for output, right_output, seq in zip(
                 request.output().outputs, expected.output().outputs, request.sequences, strict=True
             ):
                 assert output == right_output or isinstance(seq.error, BrokenPart | StopIteration)
                 assert output.token_ids == right_output.token_ids[: len(output.token_ids)]
-                lost += [] if seq.error is None else [seq]
-    assert len(lost) < 20, "most go on"
+                num_lost, num_all = num_lost + (seq.error is not None), num_all + 1
+    assert num_lost < 0.9 * num_all, "some go on"
     assert engine.reset_prefix_cache()
     engine.close()
     check(engine.scheduler)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, UnknownOption
+from nanoengine.core.errors import InvalidConfig, InvalidPrompt
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.sampling_params import CoreSamplingParams
 
@@ -75,12 +75,6 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: CoreLLM) ->
 def test_mistakes_are_named(llm: CoreLLM) -> None:
     with pytest.raises(InvalidPrompt, match="must be a list"):
         llm.generate("one")
-    with pytest.raises(UnknownOption, match="did you mean 'block_size'"):
-        CoreLLM(DEMO, blocksize=16)
-    with pytest.raises(InvalidConfig, match="block_size is 0: it must be an integer from 1"):
-        CoreLLM(DEMO, block_size=0)
-    with pytest.raises(KVCacheTooSmall, match="a sequence of max_model_len 100 takes 7"):
-        CoreLLM(DEMO, num_kv_blocks=5, max_model_len=100)
     for length in (1, 5000):
         with pytest.raises(InvalidConfig, match=f"max_model_len is {length}: it must be from 2, .* to 4096"):
             CoreLLM(DEMO, max_model_len=length)

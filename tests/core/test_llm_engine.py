@@ -53,17 +53,6 @@ def test_the_executor_is_closed_though_an_abort_raises() -> None:
         engine.step()
 
 
-def test_completions_start_together_once_their_prompt_is_computed() -> None:
-    engine = make_engine()
-    request = engine.make_request([1] * 9, CoreSamplingParams(n=20))
-    engine.submit(request)
-    engine.step()
-    assert len(engine.scheduler.running) == 1
-    engine.step()
-    assert len(engine.scheduler.waiting) == 0
-    assert engine.executor.num_computed == 9 + 19 * 1, "the second step computes one token of each"
-
-
 def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_done() -> None:
     engine = make_engine(max_num_batched_tokens=20, max_chunk=10)
     for prompt in ([1] * 30, [1] * 8 + [2] * 3):
@@ -77,7 +66,7 @@ def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_d
 
 def test_a_chunk_that_was_launched_before_a_preemption_publishes_nothing_of_the_next_life() -> None:
     class Preempting(PolicyPart):
-        def to_preempt(self, running: Any, waiting: Any) -> Any:
+        def preemption_victims(self, running: Any, waiting: Any) -> Any:
             return running.copy()
 
     engine = make_engine(max_chunk=4, parts=[Preempting()])
@@ -205,7 +194,7 @@ def test_a_part_that_is_idle_is_asked_nothing_in_steps() -> None:
     part.is_idle = False
     while not request.finished:
         engine.step()
-    assert called >= {"to_preempt", "candidates", "complete", "after_step", "finished"}
+    assert called >= {"preemption_victims", "candidates", "complete", "after_step", "finished"}
     part.is_idle = True
     called.clear()
     engine.close()

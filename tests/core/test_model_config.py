@@ -61,11 +61,6 @@ def test_what_is_not_computed_missing_or_wrong_is_named(tmp_path: Path, key: str
         config_of(tmp_path, QWEN3_06B | changes)
 
 
-def test_a_table_is_read(tmp_path: Path) -> None:
-    write(tmp_path, '{"name": "größer", "sizes": [1, 2]}'.encode())
-    assert read_json(tmp_path, "config.json") == {"name": "größer", "sizes": [1, 2]}
-
-
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [

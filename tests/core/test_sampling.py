@@ -92,7 +92,7 @@ def test_noise_is_finite_whatever_the_random_bits(bits: int) -> None:
     assert gumbel_noise(keys_of([key_with_bits(bits, 3)]), torch.arange(6)[None]).isfinite().all()
 
 
-# ---- filters
+# ---- filters: of drawn rows in tests/kernels/test_sampling.py
 
 
 def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
@@ -102,46 +102,10 @@ def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float =
     return token_ids[0][values[0].isfinite()].tolist()
 
 
-CHANCES = [math.log(chance) for chance in (0.1, 0.5, 0.15, 0.25)]
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ({}, [1, 3, 2, 0]),
-        ({"top_k": 2}, [1, 3]),
-        ({"top_k": 9}, [1, 3, 2, 0]),
-        ({"top_k": -1}, [1, 3, 2, 0]),
-        ({"top_p": 0.6}, [1, 3]),
-        ({"top_p": 0.0}, [1]),
-        ({"top_k": 3, "top_p": 0.6}, [1, 3]),
-        ({"top_k": 2, "top_p": 0.66}, [1]),  # of what top_k leaves, the first has two thirds
-        ({"min_p": 0.29}, [1, 3, 2]),
-        ({"min_p": 0.31}, [1, 3]),
-        ({"min_p": 1.0}, [1]),
-        ({"min_p": 0.4, "top_p": 0.66}, [1]),  # of what min_p leaves, the first has two thirds
-        ({"top_k": 2, "min_p": 0.25, "top_p": 0.66}, [1]),  # and of what top_k leaves of that
-    ],
-    ids=str,
-)
-def test_filters_keep_the_likeliest(filters: dict[str, float], expected: list[int]) -> None:
-    assert kept(CHANCES, **filters) == expected  # type: ignore[arg-type]
-
-
 def test_of_equal_tokens_those_with_lower_ids_are_kept() -> None:
     assert kept([1.0, 2.0, 2.0, 2.0], top_k=2) == [1, 2]
     assert kept([0.0] * 4, top_p=0.5) == [0, 1], "which reach it exactly"
     assert kept([1.0, 2.0, 2.0], min_p=1.0) == [1, 2], "which are both as likely as the likeliest"
-
-
-def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None:
-    logits = torch.randn(2, 50)
-    [(_, values, token_ids)] = filter_tokens(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
-    finite = values.isfinite()
-    assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
-    assert finite.sum(-1)[0] == 3
-    chances = logits[1].double().softmax(-1).sort(descending=True).values
-    assert finite.sum(-1)[1] == int((chances.cumsum(-1) < 0.5).sum()) + 1
 
 
 def test_the_host_knows_which_rows_have_filters() -> None:

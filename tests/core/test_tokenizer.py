@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import WordLevel
 
 from nanoengine.core.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
 from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
+from tests.support import byte_tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With one token per byte, and an end of text (256); the file asks for truncation and padding."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = FastTokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer = byte_tokenizer().backend_tokenizer
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -39,12 +35,12 @@ def test_a_text_comes_back(folder: Path, text: str) -> None:
 
 def test_special_tokens_have_text_only_if_it_is_wanted(folder: Path) -> None:
     tokenizer = read_tokenizer(folder)
-    ids = tokenizer.encode("a<|end|>b")
+    ids = tokenizer.encode("a<|endoftext|>b")
     assert len(ids) == 3
     assert tokenizer.decode(ids) == "ab"
     assert tokenizer.decode([*ids, 299]) == "ab", "models pad their vocabularies: such an id can be sampled"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|end|>b"
-    assert tokenizer.decode(ids * 1000, skip_special_tokens=False) == "a<|end|>b" * 1000
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|endoftext|>b"
+    assert tokenizer.decode(ids * 1000, skip_special_tokens=False) == "a<|endoftext|>b" * 1000
 
 
 def test_half_a_surrogate_pair_is_refused(folder: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.quantized.tensor import Grouped
 from nanoengine.models.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
@@ -16,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it is made for Li
 import triton
 import triton.language as tl
 
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.packed import PackedWeight, raised_numbers
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 
@@ -72,19 +72,19 @@ def test_products_of_4b_are_those_of_float64(name: str, inputs: int, outputs: in
     exact_weight, is_newer = source.dequantize(torch.float32).double(), torch.cuda.get_device_capability() >= (9, 0)
     for rows in range(1, 5):
         x, residual = numbers(rows, inputs).bfloat16(), numbers(rows, inputs).bfloat16()
-        given: dict[str, Any] = {"eps": 1e-6, "activation": "silu" if around == "gate" else None}
+        fusion = Fusion(activation="silu" if around == "gate" else None, dtype=torch.float32)
         exact, expected_total = x.double(), x
         if around:
-            given |= {"norm": 1 + numbers(inputs) / 9, "residual": residual}
-            expected_total = x + residual
-            exact = normed(expected_total.double(), given["norm"].double())
+            norm_weight, expected_total = 1 + numbers(inputs) / 9, x + residual
+            fusion = fusion._replace(norm=Norm(norm_weight, 1e-6), residual=residual)
+            exact = normed(expected_total.double(), norm_weight.double())
         exact = exact @ exact_weight.T
         if around == "gate":
             gate, up = exact.chunk(2, 1)
             exact = gate * gate.sigmoid() * up
-        found, total = packed_gemv(x, weight, out_dtype=torch.float32, **given)
+        found, total = packed_gemv(x, weight, fusion)
         assert torch.equal(total, expected_total)
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
         for launch in (1, 2) if is_newer else ():
-            again, _ = packed_gemv(x, weight, out_dtype=torch.float32, launch=launch, **given)
+            again, _ = packed_gemv(x, weight, fusion._replace(launch=launch))
             assert torch.equal(again, found)

@@ -14,7 +14,6 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -22,6 +21,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from nanoengine.kernels.operations import Norm
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gemv import gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
@@ -82,34 +84,38 @@ def launch_some() -> None:
     """The products of a layer of 1,024 dimensions, one of very many inputs, one that swaps factors, a norm, and decode attention
     over K and V of 8 bits.
     """
-    norm = some(1024, dtype=torch.float32)
+    norm = Norm(some(1024, dtype=torch.float32), 1e-6)
     one, two = some(1, 1024), some(2, 1024)
-    gemv(one, some(4096, 1024), residual=one, norm=norm, eps=1e-6, launch=2)
-    gemv(two, some(6144, 1024), residual=two, norm=norm, eps=1e-6, activation="silu", launch=1)
-    gemv(some(1, 3072), some(1024, 3072), launch=2)
-    gemv(some(1, 9728), some(2560, 9728), launch=1)
+    fusion = Fusion(norm=norm, residual=one, launch=2)
+    gemv(one, some(4096, 1024), fusion)
+    gemv(two, some(6144, 1024), Fusion(norm=norm, residual=two, activation="silu", launch=1))
+    gemv(some(1, 3072), some(1024, 3072), Fusion(launch=2))
+    gemv(some(1, 9728), some(2560, 9728), Fusion(launch=1))
     for bits, outputs, launch in ((8, 6144, 2), (4, 6144, 1)):
         numbers, scales = some(outputs, 2560 * bits // 8, dtype=torch.uint8), some(outputs, 1, dtype=torch.float32)
-        weight, large, norms = PackedWeight(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
-        packed_gemv(large, weight, residual=large, norm=norms, eps=1e-6, launch=launch)
+        weight, large = PackedWeight(numbers, scales, None, bits), some(1, 2560)
+        wide = Norm(some(2560, dtype=torch.float32), 1e-6)
+        packed_gemv(large, weight, Fusion(norm=wide, residual=large, launch=launch))
     ahead = some(1024, 2048), some(6144, 1024)
     k, v = (some(9, 16, 8, 128) for _ in range(2))
     angles = some(1, 1, 64, dtype=torch.float32)
-    changes, slots = (norm[:128], norm[:128], 1e-6, angles, angles), some(1, dtype=torch.int64)
-    around: dict[str, Any] = {"residual": one, "norm": norm, "eps": 1e-6, "launch": 2}
-    heads_of_product(one, some(4096, 1024), Workspace(), changes, (k, v), slots, **around, ahead=ahead)
+    of_head = some(128, dtype=torch.float32)
+    changes, slots = (of_head, of_head, 1e-6, angles, angles), some(1, dtype=torch.int64)
+    heads_of_product(one, some(4096, 1024), fusion, Workspace(), changes, PagedCache(k, v), slots, ahead)
     for how in (HELD, AHEAD):
         sizes = fitting_sizes(1024, 3072, 2, one.device, how)
         assert sizes is not None
-        mlp_of_one_row(one, some(6144, 1024), some(1024, 3072), Workspace(), sizes, "silu", **around, how=how)
-    swap_ab(some(16, 2048), some(1024, 2048), Workspace(), launch=2)
-    add_rms_norm(two, two, norm, 1e-6, launch=1)
+        gated = fusion._replace(activation="silu")
+        mlp_of_one_row(one, some(6144, 1024), some(1024, 3072), gated, Workspace(), sizes, how)
+    swap_ab(some(16, 2048), some(1024, 2048), Fusion(launch=2), Workspace())
+    add_rms_norm(two, two, *norm, launch=1)
     for tile, count in ((0, 2), (32, 4), (64, 3)):
         tuning = replace(DEFAULTS, int8_pair_tile=tile, int8_programs_per_sm=count, dependent_launch=1)
         attend(torch.bfloat16, 128, tuning=tuning, int8=True)
 
 
-def read(launch: Launch) -> Code:
+def instructions(launch: Launch) -> tuple[list[str], str]:
+    """Names of the instructions of the machine code, with suffixes; and the code in PTX."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
     tool = disassembler()
@@ -118,7 +124,11 @@ def read(launch: Launch) -> Code:
         file.write(compiled.asm["cubin"])
         file.flush()
         listing = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    names = [found[1] for found in INSTRUCTION.finditer(listing)]
+    return [found[1] for found in INSTRUCTION.finditer(listing)], compiled.asm["ptx"]
+
+
+def read(launch: Launch) -> Code:
+    names, _ = instructions(launch)
     waits = [i for i, name in enumerate(names) if name.startswith("ACQBULK")]
     wait = waits[0] if waits else 0
     threads = 32 * launch.options.get("num_warps", 4)

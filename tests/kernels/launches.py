@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.attention.kv_int8 import views
-from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache
+from nanoengine.kernels.triton.attention.paged_decode import paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
 from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
@@ -26,6 +29,7 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
@@ -100,41 +104,44 @@ def launch_products(dtype: torch.dtype) -> None:
         (1024, 6144, {"residual", "norm"}, {"activation": "silu"}),
         (640, 4096, {"norm"}, {"activation": "gelu_tanh"}),
         (1024, 6144, set(), {"activation": "silu"}),
-        (1024, 151936, set(), {"out_dtype": FULL}),
+        (1024, 151936, set(), {"dtype": FULL}),
         (1000, 2500, {"residual", "norm", "bias"}, {}),
     ]
     for (inputs, outputs, asked, options), format, rows in product(cases, (None, *FORMATS), (ROWS, most_rows(dtype))):
         if (rows > ROWS and (format is None or "norm" in asked)) or (format and inputs == 1000):
             continue
         x = some(rows, inputs, dtype=dtype)
-        offered = {"residual": x, "norm": some(inputs), "bias": some(outputs, dtype=dtype)}
+        offered = {"residual": x, "norm": Norm(some(inputs), 1e-6), "bias": some(outputs, dtype=dtype)}
         weight = packed(outputs, inputs, format) if format else some(outputs, inputs, dtype=dtype)
-        given = {name: offered[name] for name in asked}
-        product_of_few_rows(x, weight, eps=1e-6, **given, **options)
+        fusion = Fusion(**{name: offered[name] for name in asked}, **options)  # type: ignore[arg-type]
+        product_of_few_rows(x, weight, fusion)
         if dtype is torch.bfloat16 and asked == {"residual", "norm"} and not format:
-            product_of_few_rows(x, weight, eps=1e-6, **given, **options, launch=2)
+            product_of_few_rows(x, weight, fusion._replace(launch=2))
         if not format and outputs < MANY_OUTPUTS:
             for count, launch in ((1, 2), (MOST_ROWS, 0)):
-                few = {name: some(count, inputs, dtype=dtype) if name == "residual" else given[name] for name in asked}
-                gemv(some(count, inputs, dtype=dtype), weight, eps=1e-6, **few, **options, launch=launch)
+                few = some(count, inputs, dtype=dtype)
+                residual = None if fusion.residual is None else few
+                gemv(few, weight, fusion._replace(residual=residual, launch=launch))
             if dtype is not FULL and "norm" not in asked:
                 for count, launch in ((5, 2), (64, 1)):
-                    swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
-    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+                    swap_ab(some(count, inputs, dtype=dtype), weight, Fusion(**options, launch=launch), Workspace())
+    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), Fusion(launch=1))
     one, ahead = some(1, 1024, dtype=dtype), (some(1024, 2048, dtype=dtype), some(6144, 1024, dtype=dtype))
     for launch, how in product((0, 2), (HELD, AHEAD)):
-        around: dict[str, Any] = {"norm": some(1024), "residual": one, "eps": 1e-6, "launch": launch}
-        gemv(one, some(4096, 1024, dtype=dtype), **around, ahead=ahead[:how])
+        fusion = Fusion(norm=Norm(some(1024), 1e-6), residual=one, launch=launch)
+        gemv(one, some(4096, 1024, dtype=dtype), fusion, ahead[:how])
         if (sizes := fitting_sizes(1024, 3072, dtype.itemsize, one.device, how)) is not None:
             both, down = some(6144, 1024, dtype=dtype), some(1024, 3072, dtype=dtype)
-            mlp_of_one_row(one, both, down, Workspace(), sizes, "silu", **around, how=how)
+            mlp_of_one_row(one, both, down, fusion._replace(activation="silu"), Workspace(), sizes, how)
         for rows, dim in ((1, 128), (MOST_ROWS, 64)):
             x, angles = some(rows, 1024, dtype=dtype), some(rows, 1, dim // 2)
             changes, slots = (some(dim), some(dim), 1e-6, angles, angles), some(rows, dtype=torch.int64)
-            own, kv = {**around, "residual": x, "ahead": ahead[:how]}, written(caches(dtype, 8, dim, 16, int8=False))
-            heads_of_product(x, some(32 * dim, 1024, dtype=dtype), Workspace(), changes, kv["kv"], slots, **own)
+            weight, cache = some(32 * dim, 1024, dtype=dtype), cache_of(dtype, 8, dim, 16, int8=False)
+            args = Workspace(), changes, cache, slots, ahead[:how]
+            heads_of_product(x, weight, fusion._replace(residual=x), *args)
     if dtype is not FULL:
-        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
+        biased = Fusion(bias=some(2500, dtype=dtype))
+        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), biased, Workspace())
     for format in FORMATS:
         packed(4096, 1024, format).dequantize(dtype)
         packed(4096, 896, format).dequantize(dtype, some(9, dtype=torch.int64))
@@ -146,8 +153,10 @@ def launch_packed_gemv(dtype: torch.dtype) -> None:
     formats = FORMATS if dtype is torch.bfloat16 else ("int8",)
     for (inputs, outputs, gates), format, rows in product(shapes, formats, (1, MOST_ROWS)):
         x, weight = some(rows, inputs, dtype=dtype), packed(outputs, inputs, format)
-        around: dict[str, Any] = {"norm": some(inputs), "residual": x, "eps": 1e-6} if outputs > inputs else {}
-        packed_gemv(x, weight, **around, activation="silu" if gates else None, launch=int(rows == 1))
+        fusion = Fusion(activation="silu" if gates else None, launch=int(rows == 1))
+        if outputs > inputs:
+            fusion = fusion._replace(norm=Norm(some(inputs), 1e-6), residual=x)
+        packed_gemv(x, weight, fusion)
 
 
 def launch_experts(dtype: torch.dtype) -> None:
@@ -165,19 +174,14 @@ def launch_experts(dtype: torch.dtype) -> None:
         sum_of_experts(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
 
 
-def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> dict[str, Tensor]:
+def cache_of(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> PagedCache:
     """K and V of a layer that shares blocks with others."""
     if not int8:
         memory = some(9, 2, 2, heads, block_size, head_dim, dtype=dtype)
-        return {name: memory[:, 1, i].transpose(1, 2) for i, name in enumerate(("k_cache", "v_cache"))}
+        return PagedCache(*(memory[:, 1, i].transpose(1, 2) for i in range(2)))
     memory = some(9, 2, 2, heads, block_size * (head_dim + SCALE_BYTES), dtype=torch.int8)
     (k, k_scales), (v, v_scales) = (views(memory[:, 1, i], block_size) for i in range(2))
-    return {"k_cache": k, "v_cache": v, "k_scales": k_scales, "v_scales": v_scales}
-
-
-def written(caches: dict[str, Tensor]) -> dict[str, Any]:
-    """K and V as those take them who write both."""
-    return {"kv": (caches.pop("k_cache"), caches.pop("v_cache")), **caches}
+    return PagedCache(k, v, k_scales, v_scales)
 
 
 def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, launch: int = 0) -> None:
@@ -187,10 +191,9 @@ def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, launch:
     parts = product((False, True), repeat=2) if head_dim == 128 and not launch else [(True, True)]
     for (norm, rotate), int8 in product(parts, (False, True)):
         around = (*(norms if norm else (None, None)), 1e-6, *(angles if rotate else (None, None)))
-        into = caches(dtype, heads, head_dim, block_size, int8=int8)
-        rotate_and_write(qkv, around, slot_mapping=slots, **written(into), launch=launch)
+        rotate_and_write(qkv, around, cache_of(dtype, heads, head_dim, block_size, int8=int8), slots, launch)
     k = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
-    write_kv(k, k, slot_mapping=slots, **written(caches(dtype, heads, head_dim, block_size, int8=True)))
+    write_kv(k, k, cache_of(dtype, heads, head_dim, block_size, int8=True), slots)
 
 
 def attend(
@@ -200,23 +203,20 @@ def attend(
     queries: int | None = 1,
     tuning: Tuning = DEFAULTS,
     *,
-    sinks: bool = False,
     int8: bool = False,
     **asked: Any,
 ) -> None:
-    """A decode of so many queries of each sequence, or a chunk of prompts."""
-    seqs, kv_heads = 3, 4
-    heads, tokens = kv_heads * group, seqs * (queries or 100)
-    given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
-    q, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs + 1)
-    given |= {"block_tables": whole(seqs, 256), "seq_lens": whole(seqs), "scale": 0.1, "tuning": tuning}
+    """A decode of so many queries of each sequence, or a chunk of prompts, in a layer of such a spec."""
+    seqs, kv_heads, spec = 3, 4, AttentionSpec(0.1, **asked)
+    heads, longest = kv_heads * group, queries or 100
+    q, cache = some(seqs * longest, heads, head_dim, dtype=dtype), cache_of(dtype, kv_heads, head_dim, 16, int8=int8)
+    runs = Runs(whole(seqs + 1), whole(seqs), whole(seqs, 256), [longest] * seqs, [longest] * seqs)
+    args = q, cache, runs, spec, some(heads) if spec.sinks else None, tuning
     if queries is None:
-        paged_prefill(q, **given, query_start_loc=starts, max_query_len=100)
+        paged_prefill(*args)
     else:
-        given |= {"query_start_loc": starts, "max_query_len": queries} if queries > 1 else {}
-        plans = Plans()
         for _ in range(2):  # the second layer finds the plan of the first
-            paged_decode(q, **given, workspace=Workspace(), plans=plans)
+            paged_decode(*args, Workspace())
 
 
 def launch_attention(dtype: torch.dtype) -> None:
@@ -229,7 +229,7 @@ def launch_attention(dtype: torch.dtype) -> None:
     attend(dtype, 96, 1, 1)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
-        attend(dtype, 128, 5, queries, window=-8192)
+        attend(dtype, 128, 5, queries, window=8192, chunked=True)
         for int8 in (False, True):
             attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
     if dtype is not torch.bfloat16:

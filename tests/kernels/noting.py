@@ -50,9 +50,9 @@ class Launch:
     @property
     def least_capability(self) -> int:
         """Compute capability times ten that it needs."""
-        types = self.signature.values()
-        is_new = self.options.get("launch_pdl", False) or "*fp8e4nv" in types
-        return 90 if is_new or any(each.startswith("tensordesc") for each in types) else 80
+        types = str(self.signature)
+        is_new = "*fp8e4nv" in types or "tensordesc" in types
+        return 90 if is_new or self.options.get("launch_pdl") else 80
 
 
 class Noted:

@@ -13,18 +13,13 @@ from nanoengine import SamplingParams
 from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.randomness import sequence_seed
-from nanoengine.core.sampling import LEAST_TEMPERATURE, SamplingTable, gumbel_noise, position_keys
+from nanoengine.core.sampling import LEAST_TEMPERATURE, SamplingTable, gumbel_noise, position_keys, signed
 from tests.kernels.formulas import DEVICE
 
 VOCAB_SIZES = [2, 3, 17, 1000, 4096, 4097, 5003, 9001]
 """Around a tile of Triton's kernels, which has 4096 tokens."""
 
 GREEDY = {"temperature": 0.0}
-
-
-def signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 class Rows:

@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
 import warnings
 
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from nanoengine.kernels.triton.attention import whole_prompt
 from nanoengine.kernels.triton.products import gated_product
-from tests.kernels.gpu_code import INSTRUCTION, disassembler, some
+from tests.kernels.gpu_code import instructions, some
 from tests.kernels.noting import Launch, noting
 
 
@@ -32,16 +27,10 @@ def launch_some() -> None:
 
 def read(launch: Launch) -> dict[str, object]:
     """The kernel, its threads, how often they change their registers, copies by descriptors, products, and spills."""
-    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [str(disassembler()), "-sass", file.name]
-        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = [found[1].split(".")[0] for found in INSTRUCTION.finditer(listing)]
+    full_names, ptx = instructions(launch)
+    names = [name.split(".")[0] for name in full_names]
     kinds = ("USETMAXREG", "UTMALDG", "HGMMA", "STL", "LDL")
-    threads = int(compiled.asm["ptx"].partition(".reqntid ")[2].split(",")[0].split("\n")[0])
+    threads = int(ptx.partition(".reqntid ")[2].split(",")[0].split("\n")[0])
     return {"kernel": launch.name, "threads": threads} | {kind: names.count(kind) for kind in kinds}
 
 

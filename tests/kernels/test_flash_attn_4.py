@@ -22,6 +22,7 @@ from nanoengine.kernels.flash_attn_4 import Kernel, kernels_of, prepare
 from nanoengine.models.architectures import read_model_config
 from tests.kernels.attention.every_backend import TRITON, running
 from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
+from tests.kernels.attention.stand_ins import attend, integers, lengths
 
 HOPPER = (9, 0)
 WINDOWED = AttentionSpec(0.3, 8)
@@ -42,29 +43,13 @@ def flash_attn_varlen_func(
     learnable_sink: Tensor | None,
     softcap: float,
 ) -> Tensor:
-    """Attention by its definition; the diagonal ends in the bottom right corner. What is masked is multiplied by 0, NaN too."""
-    assert causal
-    assert {x.dtype for x in (cu_seqlens_q, seqused_k, page_table)} == {torch.int32}
-    starts, lens, out = cu_seqlens_q.tolist(), seqused_k.tolist(), torch.full_like(q, torch.nan)
-    assert max_seqlen_k >= max(lens)
-    for i, (start, end, length) in enumerate(zip(starts, starts[1:], lens, strict=False)):
-        assert end - start <= max_seqlen_q
-        if not length:
-            continue
-        blocks = page_table[i, : -(-length // k.shape[1])].long()
-        keys, values = (
-            x[blocks].flatten(0, 1)[:length].double().repeat_interleave(q.shape[1] // x.shape[2], 1) for x in (k, v)
-        )
-        scores = torch.einsum("qhd,khd->hqk", q[start:end].double(), keys) * softmax_scale
-        if softcap:
-            scores = softcap * (scores / softcap).tanh()
-        own, seen = torch.arange(length - (end - start), length)[:, None], torch.arange(length)
-        scores = scores.masked_fill(seen > own, -torch.inf)
-        if learnable_sink is not None:
-            scores = torch.cat((scores, learnable_sink.double()[:, None, None].expand(-1, end - start, 1)), 2)
-        weights = scores.softmax(2)[..., :length]
-        out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
-    return out
+    """Attention by its definition."""
+    query_lens = lengths(cu_seqlens_q, len(q), len(page_table), max_seqlen_q)
+    seq_lens = integers(seqused_k, len(page_table))
+    assert page_table.dtype == torch.int32
+    assert max_seqlen_k >= max(seq_lens)
+    where = query_lens, seq_lens, page_table, softmax_scale, causal
+    return attend(q, k, v, *where, (-1, -1), softcap, learnable_sink)
 
 
 @pytest.fixture

@@ -85,13 +85,19 @@ TEXT |= {"chat_template": [{"name": "default", "template": "{{ 1 }}"}], "tokeniz
 TEXT |= {"added_tokens_decoder": {"0": {"content": END, "special": True, "lstrip": False}}}
 
 
+def write_anew(path: Path, value: Any) -> int:
+    """A new file of JSON: to write over one waits for the disk."""
+    path.unlink(missing_ok=True)
+    return path.write_text(json.dumps(value))
+
+
 @pytest.mark.parametrize(("file", "table"), [("generation_config.json", ADVICE), ("tokenizer_config.json", TEXT)])
 def test_of_how_a_model_writes(tmp_path: Path, file: str, table: dict[str, Any]) -> None:
     folder = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=os.symlink))
     (folder / file).unlink()
 
     def read_files(own: Any) -> None:
-        (folder / file).write_text(json.dumps(own))
+        write_anew(folder / file, own)
         found = describe(folder)
         default_sampling(found.advised_sampling, SamplingParams)
         _ = found.tokenizer.chat_templates
@@ -103,7 +109,7 @@ def test_of_an_adapter(tmp_path: Path) -> None:
     fields = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 2}, "use_rslora": False, "lora_dropout": 0.0}
     path = write_adapter(tmp_path, LAYERS, r=4, lora_alpha=6, **fields) / "adapter_config.json"
     table = json.loads(path.read_text())
-    assert wrong(lambda own: path.write_text(json.dumps(own)) and read(tmp_path), table, 300) == []
+    assert wrong(lambda own: write_anew(path, own) and read(tmp_path), table, 300) == []
 
 
 def test_of_how_embeddings_are_made(tmp_path: Path) -> None:
@@ -113,8 +119,8 @@ def test_of_how_embeddings_are_made(tmp_path: Path) -> None:
     table |= {"modes": {"pooling_mode_mean_tokens": True, "pooling_mode": "mean"}}  # type: ignore[dict-item]
 
     def made(own: dict[str, Any]) -> None:
-        steps.write_text(json.dumps(own["steps"]))
-        modes.write_text(json.dumps(own["modes"]))
+        write_anew(steps, own["steps"])
+        write_anew(modes, own["modes"])
         defaults_of_folder(tmp_path)
 
     assert wrong(made, table, 300) == []

@@ -1,6 +1,6 @@
 """Make mistakes in the code on purpose, and see whether the tests notice them.
 
-`python -m tests.mutation [names...] [--room ROOM] [--jobs 1]`, from the root of a checkout. Each mutant is applied to a copy of
+`python -m tests.mutation [names...] [--room ROOM]`, from the root of a checkout. Each mutant is applied to a copy of
 it, and its tests run there. The status is 0 if all mutants are caught, but for those that are known to survive.
 """
 
@@ -10,14 +10,11 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 from tests.mutation.mutant import Mutant, read_mutants
-from tests.mutation.running import CAUGHT, SURVIVED, Outcome, Workplace, copy_checkout
+from tests.mutation.running import CAUGHT, SURVIVED, Workplace, copy_checkout
 
 AS_KNOWN = "survived, as known"
 
@@ -27,20 +24,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="mutants; without any, all of them")
     rooms = read_mutants()
     parser.add_argument("--room", choices=rooms, help="only those of one part of the engine")
-    parser.add_argument("--jobs", type=int, default=1, help="copies that are worked in at once")
     parser.add_argument("--trust", action="store_true", help="do not run all these tests without a mutant first")
     args = parser.parse_args()
     mutants = [m for room, all_of in rooms.items() if args.room in (None, room) for m in all_of]
     if unknown := set(args.names) - {mutant.name for mutant in mutants}:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
     mutants = [mutant for mutant in mutants if not args.names or mutant.name in args.names]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="mutants-")))
-        workplaces = []
-        for job in range(args.jobs):
-            copy_checkout(Path.cwd(), folder / str(job))
-            workplaces.append(stack.enter_context(Workplace(folder / str(job))))
-        return 0 if (args.trust or pass_unchanged(mutants, workplaces[0])) and run_all(mutants, workplaces) else 1
+    with TemporaryDirectory(prefix="mutants-") as folder:
+        copy_checkout(Path.cwd(), Path(folder))
+        with Workplace(Path(folder)) as workplace:
+            return 0 if (args.trust or pass_unchanged(mutants, workplace)) and run_all(mutants, workplace) else 1
 
 
 def pass_unchanged(mutants: Sequence[Mutant], workplace: Workplace) -> bool:
@@ -54,25 +47,14 @@ def pass_unchanged(mutants: Sequence[Mutant], workplace: Workplace) -> bool:
     return passed
 
 
-def run_all(mutants: Sequence[Mutant], workplaces: Sequence[Workplace]) -> bool:
+def run_all(mutants: Sequence[Mutant], workplace: Workplace) -> bool:
     """Run mutants, and print what becomes of them. Returns whether all were caught, or were known to survive."""
-    free: SimpleQueue[Workplace] = SimpleQueue()
-    for workplace in workplaces:
-        free.put(workplace)
-
-    def run(mutant: Mutant) -> Outcome:
-        workplace = free.get()
-        try:
-            return workplace.run_mutant(mutant)
-        finally:
-            free.put(workplace)
-
     verdicts: Counter[str] = Counter()
-    with ThreadPoolExecutor(len(workplaces)) as pool:
-        for mutant, outcome in zip(mutants, pool.map(run, mutants), strict=True):
-            verdict = AS_KNOWN if outcome.verdict == SURVIVED and mutant.survives else outcome.verdict
-            verdicts[verdict] += 1
-            print(f"{verdict:<18} {outcome.seconds:6.1f} s  {mutant.name}  {outcome.detail}", flush=True)
+    for mutant in mutants:
+        outcome = workplace.run_mutant(mutant)
+        verdict = AS_KNOWN if outcome.verdict == SURVIVED and mutant.survives else outcome.verdict
+        verdicts[verdict] += 1
+        print(f"{verdict:<18} {outcome.seconds:6.1f} s  {mutant.name}  {outcome.detail}", flush=True)
     print(", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()))
     return verdicts.keys() <= {CAUGHT, AS_KNOWN}
 

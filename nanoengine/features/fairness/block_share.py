@@ -39,7 +39,7 @@ class BlockShare(PolicyPart):
         self._is_tight = False  # a waiting sequence did not fit
         self._starting: set[Sequence] | None = None  # the only sequences that may start in this step; None: all may
 
-    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
+    def preemption_victims(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         is_full = len(running) == self.num_rows
         was_tight = self._is_tight or self._starting is not None
         self._is_tight, self._starting = False, None

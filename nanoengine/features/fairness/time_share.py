@@ -106,7 +106,7 @@ class TimeShare(PolicyPart):
 
     # ---- while a step is made
 
-    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
+    def preemption_victims(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose the leader of the step, its time, and the decodes of the other clients in it."""
         began = self.accounts.begin_step()
         is_same = running == self._all and len(waiting) == self._num_waiting

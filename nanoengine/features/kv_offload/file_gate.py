@@ -28,7 +28,7 @@ class FileGate(PolicyPart):
         self.fetches: dict[Sequence, list[str]] = {}  # waiting sequence -> names of its files
         self._too_little = 0  # a number of files that was too small for the next sequence that cannot start yet
 
-    def to_preempt(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+    def preemption_victims(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Order the files of sequences that cannot start yet; where memory is short, a later step tries again."""
         for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:

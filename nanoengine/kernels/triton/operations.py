@@ -5,7 +5,7 @@ that the host need not wait for it.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gated_product import FEW, can_gate, gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
@@ -84,13 +85,13 @@ class TritonKernels(Kernels):
     def product(
         self, x: Tensor, weight: Weight, bias: Tensor | None = None, **around: Unpack[Around]
     ) -> tuple[Tensor, Tensor]:
-        norm, residual, activation = around.get("norm"), around.get("residual"), around.get("activation")
-        content, dtype = _content(weight), around.get("dtype")
-        others = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
-        if (fused := self._product(x, content, norm, **others)) is not None:
+        content = _content(weight)
+        fusion = Fusion(bias, **around, launch=self.tuning.launch(len(x), product=True))
+        if (fused := self._fused(x, content, fusion)) is not None:
             return fused
-        if norm is not None:
-            factors, total = self.normed(x, norm, residual)
+        dtype, activation = fusion.dtype, fusion.activation
+        if fusion.norm is not None:
+            factors, total = self.normed(x, fusion.norm, fusion.residual)
             return self.product(factors, weight, bias, activation=activation, dtype=dtype)[0], total
         if activation is not None:
             return self.gate(self.product(x, weight)[0], activation), x
@@ -116,16 +117,15 @@ class TritonKernels(Kernels):
         content, tuning = _content(weight), self.tuning
         if not (self.can_fuse and isinstance(content, RowMajor) and _is_for_gemv(x, len(content.tensor), norm)):
             return super().heads(x, weight, bias, write, norm=norm, residual=residual)
-        factors, eps = norm or (None, 0.0)
-        options: dict[str, Any] = {"bias": bias, "norm": factors, "eps": eps, "residual": residual}
-        options["launch"] = tuning.launch(len(x), product=True)
-        options["ahead"] = _of(weight).following(tuning.weights_ahead)
+        fusion = Fusion(bias, norm, residual, launch=tuning.launch(len(x), product=True))
+        ahead = _of(weight).following(tuning.weights_ahead)
         if tuning.heads_in_product and isinstance(write, WriteInOneGo) and isinstance(write.backend, TritonAttention):
-            kv, scales = write.backend.views(write.kv)
-            if not scales and can_count_heads(x.shape[1], len(content.tensor), kv[0].shape[3], x.element_size()):
-                args = x, content.tensor, self._workspace, write.changes, kv, write.slot_mapping
-                return heads_of_product(*args, **options)
-        qkv, total = gemv(x, content.tensor, **options)
+            cache = write.backend.cache(write.kv)
+            head_dim = cache.k.shape[3]
+            if cache.k_scales is None and can_count_heads(x.shape[1], len(content.tensor), head_dim, x.element_size()):
+                args = self._workspace, write.changes, cache, write.slot_mapping
+                return heads_of_product(x, content.tensor, fusion, *args, ahead)
+        qkv, total = gemv(x, content.tensor, fusion, ahead)
         return write(qkv), total
 
     def mlp(
@@ -144,10 +144,8 @@ class TritonKernels(Kernels):
             sizes = fitting_sizes(hidden, size, x.element_size(), x.device, how)
             if rows == 1 and sizes is not None and _is_for_gemv(x, size, norm):
                 launch = self.tuning.mlp_depends * self.tuning.launch(rows, product=True)
-                factors, eps = norm or (None, 0.0)
-                args = x, first.tensor, second.tensor, self._barriers, sizes, activation
-                around: dict[str, Any] = {"norm": factors, "eps": eps, "residual": residual}
-                return mlp_of_one_row(*args, **around, how=how, launch=launch)
+                fusion = Fusion(None, norm, residual, activation, launch=launch)
+                return mlp_of_one_row(x, first.tensor, second.tensor, fusion, self._barriers, sizes, how)
         return super().mlp(x, gate_up, down, activation, norm=norm, residual=residual)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
@@ -180,7 +178,7 @@ class TritonKernels(Kernels):
         gate, up, down = dense_matrices(mixture)
         return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
-    def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:
+    def _fused(self, x: Tensor, content: Content, fusion: Fusion) -> tuple[Tensor, Tensor] | None:
         """What `product_of_few_rows` returns, by the kernel of ours that is made for so many rows.
 
         None: a norm is better computed by itself, and then the product of that; or, without a norm, the product by cuBLAS, whose
@@ -189,28 +187,24 @@ class TritonKernels(Kernels):
         if isinstance(content, Float8Rows):
             return None
         tuning, rows = self.tuning, len(x)
-        factors, eps = norm or (None, 0.0)
-        options = {**around, "norm": factors, "eps": eps, "launch": tuning.launch(rows, product=True)}
+        norm, activation = fusion.norm, fusion.activation
         if isinstance(content, PackedWeight):
             if rows <= MOST_PACKED_GEMV_ROWS:
-                return packed_gemv(x, content, **options)
+                return packed_gemv(x, content, fusion)
             most = most_rows(x.dtype) if norm is None else ROWS
-            return product_of_few_rows(x, content, **options) if rows <= most else None
+            return product_of_few_rows(x, content, fusion) if rows <= most else None
         weight = content.tensor
-        outputs = len(weight) if around["activation"] is None else len(weight) // 2
+        outputs = len(weight) // fusion.sets
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
             if _is_for_gemv(x, outputs, norm):
-                return gemv(x, weight, **options)
-            is_gated = (activation := around["activation"]) is not None
-            swapped_rows = max(tuning.swapped_rows, tuning.gated_rows if is_gated else 0)
+                return gemv(x, weight, fusion)
+            swapped_rows = max(tuning.swapped_rows, tuning.gated_rows if activation is not None else 0)
             if rows <= min(swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
-                for name in ("norm", "eps", "residual"):
-                    del options[name]
-                return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
+                return None if norm is not None else (swap_ab(x, weight, fusion, self._workspace), x)
             is_inside = tuning.gated_prompts if rows > FEW else ROWS < rows <= tuning.gated_rows
             if activation is not None and norm is None and is_inside and can_gate(x, weight):
                 return gated_product(x, weight, activation), x
-        return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
+        return product_of_few_rows(x, weight, fusion) if rows <= ROWS else None
 
 
 def _is_for_gemv(x: Tensor, outputs: int, norm: Norm | None) -> bool:

@@ -375,7 +375,7 @@ def test_somebody_goes_on_though_there_is_time_for_no_token() -> None:
     """The client that a step is for may find no block, or wait for one that another computes."""
     engine, time = shared_engine(**ROOM, policy="mixed")
     first, second = submit(engine, 50, "first"), submit(engine, 60, "second")
-    time.to_preempt([], engine.scheduler.waiting)
+    time.preemption_victims([], engine.scheduler.waiting)
     other = second if time._leader == "first" else first
     time._left = {other.client: 1e-9}
     [seq] = other.sequences

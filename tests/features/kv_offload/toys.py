@@ -170,7 +170,8 @@ def offload_engine(
     disk = None if max_staged is None else DiskIndex(model.files, "model", max_staged)
     offload = Offload(HostTier(num_slots), disk, len(layouts), model.num_pieces)
     kept: list[KVStore] = [offload, *stores]
-    blocks = BlockManager(num_blocks, SIZE, layouts, kept, seed=SEED)
+    blocks = BlockManager(num_blocks, SIZE, layouts, kept)
+    blocks.seed = SEED
     gates = [] if disk is None else [FileGate(offload, disk, blocks)]
     states = []
     if model.num_pieces:

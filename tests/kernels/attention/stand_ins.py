@@ -220,6 +220,7 @@ def attend(
     causal: Any,
     window_size: Any,
     softcap: Any,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Packed queries [num_tokens, num_heads, head_dim]; the diagonal ends in the bottom right corner, and no key is zero.
 
@@ -247,6 +248,8 @@ def attend(
         if softcap > 0:
             scores = softcap * (scores / softcap).tanh()
         scores = scores.masked_fill((positions < own - left) | (positions > own + right), -torch.inf)
-        weights = scores.softmax(-1).nan_to_num(0.0)  # a query before the first key sees nothing
+        if sinks is not None:  # one more score for each head, without a value
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, query_len, 1)), 2)
+        weights = scores.softmax(-1).nan_to_num(0.0)[..., : len(positions)]  # a query before the first key sees nothing
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out

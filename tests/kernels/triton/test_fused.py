@@ -11,10 +11,12 @@ from torch import Tensor
 
 from benchmarks.gpu.chain import Chain
 from benchmarks.random_weights import SHAPES
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write
 from nanoengine.kernels.triton.products import gemv as gemv_module
 from nanoengine.kernels.triton.products import mlp as mlp_module
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
@@ -47,14 +49,14 @@ def test_heads_of_a_product(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     changes = (*norms, 1e-6, angles[0], angles[1])
     slots = torch.tensor(rng.sample([-1, 5, 17, 40], rows), dtype=torch.int64, device=DEVICE)
     x, weight = (numbers(count, inputs, dtype=dtype) for count in (rows, outputs))
-    around = {"norm": numbers(inputs), "eps": 1e-6, "residual": numbers(rows, inputs, dtype=dtype)}
     bias, backend = numbers(outputs, dtype=dtype) if rng.random() < 0.5 else None, TritonAttention(16)
+    fusion = Fusion(bias, Norm(numbers(inputs), 1e-6), numbers(rows, inputs, dtype=dtype))
     shape = backend.kv_shape(3, kv_heads, dim)
     ours, theirs = ([torch.zeros(shape, dtype=dtype, device=DEVICE) for _ in range(2)] for _ in range(2))
-    (mine, _), (their, _) = (backend.views((k, v)) for k, v in (ours, theirs))
+    mine, their = (backend.cache((k, v)) for k, v in (ours, theirs))
     for _ in range(2):  # counters are left as they were
-        q, total = heads_of_product(x, weight, workspace, changes, mine, slots, bias=bias, **around)
-    qkv, sums = gemv(x, weight, bias=bias, **around)
+        q, total = heads_of_product(x, weight, fusion, workspace, changes, mine, slots)
+    qkv, sums = gemv(x, weight, fusion)
     expected = rotate_and_write(qkv, changes, their, slots)
     for found, right in zip((q, total, *ours), (expected, sums, *theirs), strict=True):
         assert_same(found, right)
@@ -68,12 +70,12 @@ def test_an_mlp_of_one_row(monkeypatch: pytest.MonkeyPatch, hidden: int, size: i
     gate_up, down = numbers(2 * size, hidden, dtype=torch.bfloat16), numbers(hidden, size, dtype=torch.bfloat16)
     sizes = fitting_sizes(hidden, size, 2, DEVICE, how)
     assert sizes is not None
-    around = {"norm": numbers(hidden), "eps": 1e-6, "residual": residual}
+    fusion = Fusion(norm=Norm(numbers(hidden), 1e-6), residual=residual, activation="gelu_tanh")
     workspace = Workspace()
     for _ in range(2):  # a launch leaves to the next one what that needs
-        out, total = mlp_of_one_row(x, gate_up, down, workspace, sizes, "gelu_tanh", **around, how=how)
-    gates, sums = gemv(x, gate_up, activation="gelu_tanh", **around)
-    assert_same(out, gemv(gates, down)[0])
+        out, total = mlp_of_one_row(x, gate_up, down, fusion, workspace, sizes, how)
+    gates, sums = gemv(x, gate_up, fusion)
+    assert_same(out, gemv(gates, down, Fusion())[0])
     assert_same(total, sums)
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import gemv as module
 from nanoengine.kernels.triton.products.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, random
@@ -38,12 +40,10 @@ def test_it_stands_in_for_the_other_product_of_few_rows(inputs: int, rows: int) 
     def numbers(*shape: int) -> Tensor:
         return random(*shape, dtype=torch.bfloat16, seed=len(shape) + shape[0]).to(DEVICE)
 
-    given = {"residual": numbers(rows, inputs) * 9, "norm": torch.rand(inputs, device=DEVICE), "eps": 1e-6}
-    x, weight, bias = numbers(rows, inputs), numbers(5, inputs), numbers(5)
-    (found, total), (expected, sums) = (
-        product(x, weight, bias=bias, out_dtype=torch.float32, **given) for product in (gemv, product_of_few_rows)
-    )
+    x, weight, norm = numbers(rows, inputs), numbers(5, inputs), Norm(torch.rand(inputs, device=DEVICE), 1e-6)
+    fusion = Fusion(numbers(5), norm, numbers(rows, inputs) * 9, dtype=torch.float32)
+    (found, total), (expected, sums) = (product(x, weight, fusion) for product in (gemv, product_of_few_rows))
     assert torch.equal(total, sums)
-    normed = torch.nn.functional.rms_norm(total.float(), (inputs,), given["norm"], given["eps"])
+    normed = torch.nn.functional.rms_norm(total.float(), (inputs,), *norm)
     magnitudes = normed.abs() @ weight.float().abs().T
     assert ((found - expected).abs() <= 4e-7 * magnitudes + 1e-6).all()

@@ -10,6 +10,7 @@ import torch
 from nanoengine.kernels.quantized.tensor import Grouped
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import packed_gemv as module
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.packed import PackedWeight
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS, packed_gemv
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
@@ -42,7 +43,7 @@ def test_chunks_of_all_sizes_some_of_which_are_not_there_in_time(monkeypatch: py
     assert isinstance(source, Grouped)
     exact = source.dequantize(torch.float32).double()
     x = random(2, inputs, dtype=torch.bfloat16).to(DEVICE)
-    found, same = packed_gemv(x, packed(source), out_dtype=torch.float32)
+    found, same = packed_gemv(x, packed(source), Fusion(dtype=torch.float32))
     assert same is x
     magnitude = x.double().abs() @ exact.abs().T.to(DEVICE)
     assert ((found.double() - x.double() @ exact.T.to(DEVICE)).abs() <= 3e-7 * magnitude).all(), "nothing is rounded"
@@ -53,7 +54,7 @@ def test_numbers_that_are_their_zeros_add_nothing(form: Format) -> None:
     source = at_its_ends(form, 8, 128, high=False)
     assert isinstance(source, Grouped)
     source.numbers.copy_(source.zeros.repeat_interleave(source.group, 1))  # type: ignore[union-attr]
-    found, _ = packed_gemv(random(1, 128, dtype=torch.float32).to(DEVICE), packed(source))
+    found, _ = packed_gemv(random(1, 128, dtype=torch.float32).to(DEVICE), packed(source), Fusion())
     assert (found == 0).all()
 
 

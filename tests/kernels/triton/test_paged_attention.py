@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from nanoengine.kernels.triton.attention.attend_range import ROWS
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.attention.decode_shape import COMBINED
 from nanoengine.kernels.triton.attention.equal_splits import STEP
-from nanoengine.kernels.triton.attention.paged_cache import cache_strides
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache, cache_strides
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch
@@ -42,7 +43,14 @@ def cut(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
 
 @pytest.fixture(autouse=True)
 def everything_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """And no sequence is cut."""
+    """No sequence is cut, and memory holds what nobody has written."""
+    empty = torch.empty
+
+    def unset(*shape: int, **options: Any) -> Tensor:
+        made = empty(*shape, **options)
+        return made.fill_(torch.nan if made.dtype.is_floating_point else -(1 << 30))
+
+    monkeypatch.setattr(torch, "empty", unset)
     cut(monkeypatch, 1)
     with DEVICE:
         yield
@@ -121,6 +129,17 @@ def test_sequences_that_have_several_tokens_one_or_none() -> None:
     check(pool_of(Heads(2, 1, 32), [70, 0, 130, 0]), [1, 0, 1, 0])
     together = pool_of(Heads(1, 2, 32), [300, 259], spec=replace(SCALED, window=DRAFTED_STEP))
     check(together, [4, 5])  # they see more than each, and in more parts than what each sees has
+
+
+@pytest.mark.parametrize(
+    ("lens", "counts"), [([1, 64, 65, 200, 128, 63], None), ([300, 17, 520, 129], [4, 1, 3, 2])], ids=["one", "several"]
+)
+def test_shares_that_end_anywhere(lens: list[int], counts: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may end one sequence and begin another, and have all of neither. There may be more than there is work for."""
+    pool = pool_of(Heads(1, 3, 16), lens)
+    for splits in (3, 5, 7, 40):
+        cut(monkeypatch, splits)
+        check(pool, counts)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -231,9 +250,9 @@ def test_whoever_comes_last_combines_the_same(count: int, step: int, monkeypatch
 )
 def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
     k, v = torch.zeros(2, 3, 16, 2, 32)
-    assert cache_strides(k, v) == (1024, 64, 32)
+    assert cache_strides(PagedCache(k, v)) == (1024, 64, 32)
     with pytest.raises(ValueError, match=r"same|16 bytes"):
-        cache_strides(*caches(k, v))
+        cache_strides(PagedCache(*caches(k, v)))
 
 
 # ---- how it is launched
@@ -250,22 +269,24 @@ def test_a_launch_depends_on_bounds_alone() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("dependent", [0, 1])
-def test_it_is_launched_early_if_it_is_tuned_so(dependent: int) -> None:
-    """But for the layer that plans."""
+@pytest.mark.parametrize("dependent", [0, 2])
+def test_layers_plan_once_for_each_window_and_the_others_are_launched_early_if_it_is_tuned_so(dependent: int) -> None:
+    """The launch behind the one that plans is none that may begin before it ends."""
     tuning = replace(ONE, decode_tile=16, decode_warps=2, decode_stages=5, dependent_launch=dependent)
     pool = pool_of(Heads(2, 20, 32), [40], tuning, dtype=torch.bfloat16)
-    backend, (q, metadata) = TritonAttention(16, tuning), last(pool, [2])
+    q, metadata = last(pool, [2])
     with noting() as launches:
-        for _ in range(2):
-            backend.attend(q, pool.kv, metadata, pool.spec)
-    assert [launch.name for launch in launches] == ["_plan_kernel", "_decode_kernel", "_decode_kernel"]
-    assert [launch.values["LAUNCH"] for launch in launches] == [dependent, 0, dependent]
-    assert launches[2].grid == (4, 1)
-    assert launches[2].values["TILE"] == 64
-    assert launches[2].options == {"num_warps": 2, "num_stages": 5, "maxnreg": 255} | (
-        {"launch_pdl": True} if dependent else {}
-    )
+        for window in (None, 30, None, 30):
+            pool.backend.attend(q, pool.kv, metadata, replace(SCALED, window=window))
+    names, early = ["_plan_kernel", "_decode_kernel"] * 2 + ["_decode_kernel"] * 2, min(dependent, 1)
+    assert [launch.name for launch in launches] == names
+    assert [launch.values["LAUNCH"] for launch in launches] == [early, 0, early, 0, early, early]
+    assert [launch.options.pop("launch_pdl", False) for launch in launches] == [
+        launch.values["LAUNCH"] > 0 for launch in launches
+    ]
+    assert launches[-1].grid == (4, 1)
+    assert launches[-1].values["TILE"] == 64
+    assert launches[-1].options == {"num_warps": 2, "num_stages": 5, "maxnreg": 255}
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [2, 1], [2, 2], [1, 0]])

@@ -46,14 +46,13 @@ print("same")
 """
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_draws_that_are_made_again_choose_the_same(seed: int) -> None:
+def test_draws_that_are_made_again_choose_the_same() -> None:
     """Steps of drawn sizes, of which some lie where one before lay, with other numbers there."""
-    rng, draws = random.Random(seed), RepeatedDraws()
-    num_rows, vocab_size = 5, rng.choice((700, 1500))
+    rng, draws = random.Random(0), RepeatedDraws()
+    num_rows, vocab_size = 3, 700
     tables = []
     for filtered in (False, True):
-        rows = Rows([FILTERED if filtered and i % 2 else {"temperature": 0.7} for i in range(num_rows)], seed)
+        rows = Rows([FILTERED if filtered and i % 2 else {"temperature": 0.7} for i in range(num_rows)])
         tables.append(replace(rows.table(), filtering={1} if filtered else set()))
     memory = torch.empty(num_rows * vocab_size, dtype=torch.float32, device=DEVICE)
     entries = torch.arange(num_rows, dtype=torch.int32, device=DEVICE)

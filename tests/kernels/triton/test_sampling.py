@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.core.messages import NONE_LEFT, UNKNOWN
-from nanoengine.core.sampling import gumbel_noise
+from nanoengine.core.messages import UNKNOWN
+from nanoengine.core.sampling import gumbel_noise, signed
 from nanoengine.kernels.triton.draws import candidates, sampling
 from nanoengine.kernels.triton.draws.candidates import TILE, size_of_parts
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -29,7 +29,6 @@ from tests.kernels.sampled_rows import (
     KINDS,
     Rows,
     random_logits,
-    signed,
 )
 
 KERNELS = TritonKernels()
@@ -168,14 +167,6 @@ def test_where_no_row_has_filters_two_launches_choose_the_same_tokens(kind: str)
     with noting() as launches:
         choose_tokens(logits, plain, entries, positions)
     assert [launch.name for launch in launches] == ["_draw_kernel", "_choose_best_kernel"]
-
-
-def test_without_limits_a_row_that_has_filters_gets_no_token() -> None:
-    rows = Rows([{"top_p": 0.9}, {}], 3)
-    logits = random_logits("random", 2, 50, 3)
-    table, entries, positions = rows.arguments()
-    found = choose_tokens(logits, replace(table, filtering=set()), entries, positions).tolist()
-    assert found == [NONE_LEFT, rows.choose(KERNELS, logits)[1]]
 
 
 def test_no_rows() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import swap_ab as module
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.swap_ab import LEAST_PARTS, LEAST_STEPS, MOST_ROWS, swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton.workspace import Workspace
@@ -39,7 +40,7 @@ def test_parts_are_added_in_their_order(activation: str | None) -> None:
         Workspace(),
     )
     assert module._parts(2, 17, 132) == 4
-    found = [swap_ab(x, weight, workspace, activation=activation) for _ in range(2)]
+    found = [swap_ab(x, weight, Fusion(activation=activation), workspace) for _ in range(2)]
     assert torch.equal(*found)
     assert not workspace.counters(1, DEVICE).any()
     if activation is None:

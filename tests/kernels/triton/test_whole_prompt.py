@@ -61,14 +61,9 @@ def test_it_is_only_for_plain_prompts_without_history_that_are_alone(
     starts: list[int], asked: dict[str, Any], is_whole: bool
 ) -> None:
     pool = pool_of(Heads(1, 2, 64), [30] * len(starts), **asked)
+    seqs, ends = range(len(starts)), [20] * len(starts)
     with noting() as launches:
-        pool.attend(
-            0,
-            pool.write_span(range(len(starts)), starts, [20] * len(starts)),
-            range(len(starts)),
-            starts,
-            [20] * len(starts),
-        )
+        pool.attend(0, pool.write_span(seqs, starts, ends), seqs, starts, ends)
     assert (WHOLE in [launch.name for launch in launches]) == is_whole
     assert pool.backend.knows_whole_prompts
 

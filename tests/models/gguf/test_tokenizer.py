@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from nanoengine.errors import UnsupportedModel
+from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.tokenizer import GGUFTokenizer
 from nanoengine.models.names import DEMO
 from tests.drawn import FAST
-from tests.vectors import read_metadata, vectors
+from tests.vectors import vectors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -274,7 +275,7 @@ def read_vectors(path: Path) -> list[tuple[str, list[int]]]:
 @pytest.mark.parametrize("name", LLAMA_CPPS)
 def test_llama_cpps_vectors_give_llama_cpps_ids(name: str) -> None:
     (path,) = vectors(f"vocab/ggml-vocab-{name}.gguf")
-    tokenizer = GGUFTokenizer(read_metadata(path)).fast
+    tokenizer = GGUFTokenizer(GGUFFile.open(path).metadata).fast
     cases = read_vectors(path)
     assert len(cases) > 40
     for text, ids in cases:

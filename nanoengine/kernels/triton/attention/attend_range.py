@@ -7,12 +7,23 @@ import triton
 import triton.language as tl
 
 from nanoengine.kernels.triton.attention.equal_splits import STEP
-from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.attention.paged_cache import dot, load_heads, softmax_part
+from nanoengine.kernels.triton.attention.paged_cache import dot, load_kv, softmax_part
 from nanoengine.kernels.triton.tuning import Tuning
 
 ROWS = 16
 """Rows that a program computes at least, a query head of a token each: the smallest tile that tensor cores multiply."""
+
+
+@triton.jit
+def seen(token, position, row_start, end, WINDOW: tl.constexpr):
+    """Which tokens before `end` rows see, [rows or 1, tokens]; the arguments are those of `attend_range`."""
+    if position is not None:
+        visible = token[None, :] <= position[:, None]
+        if WINDOW:
+            visible &= token[None, :] >= row_start[:, None]
+    else:
+        visible = (token < end)[None, :]
+    return visible
 
 
 @triton.jit
@@ -25,13 +36,7 @@ def attend_range(
     row_start,
     start,
     end,
-    k_head,
-    v_head,
-    k_scales,
-    v_scales,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -47,31 +52,17 @@ def attend_range(
             and of weights, relative to 2 to the power of `highest`. The sums of weights are summed up over the tile at the end
             alone: warps need no barrier for it.
         query: [ROWS, dimensions].
+        pages: those of `load_kv`.
         scale: of scores; log2(e) is in it, for all exponentials and logarithms are of base 2.
     """
-    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, query.shape[1])
     # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it loads the tile,
     # and loads that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
-        if position is not None:
-            visible = token[None, :] <= position[:, None]
-            if WINDOW:
-                visible &= token[None, :] >= row_start[:, None]
-        else:
-            visible = (token < end)[None, :]
+        visible = seen(token, position, row_start, end, WINDOW)
         token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
-        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        offset = (
-            tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        )
-        k = load_heads(k_head + offset, dim, HEAD_DIM)
-        v = load_heads(v_head + offset, dim, HEAD_DIM)
-        if k_scales is not None:
-            scale_offset = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_offset), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_offset), query.dtype)
+        k, v = load_kv(pages, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
         scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32))
         # Finite is the highest: LOWEST, or a tile holds at least one token.
         weights, shrink, highest = softmax_part(scores, visible, highest, scale, SOFT_CAP)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton.attention.attend_range import seen
 from nanoengine.kernels.triton.attention.equal_splits import STEP
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, capped, dot, load_heads
@@ -64,13 +65,7 @@ def attend_range_int8(
     row_start,
     start,
     end,
-    k_head,
-    v_head,
-    k_scales,
-    v_scales,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -83,18 +78,15 @@ def attend_range_int8(
     """
     PAIR: tl.constexpr = tl.pointer_type(tl.int16)
     SCALE: tl.constexpr = tl.pointer_type(tl.float32)
+    cache_head, table, block_stride, slot_stride = pages
+    k_head, v_head, k_scales, v_scales = cache_head
     q_even, q_odd = even_and_odd(query)
     even, odd = even_and_odd(acc)
     k_scales, v_scales = k_scales.to(k_head.dtype), v_scales.to(v_head.dtype)
     pair = tl.arange(0, query.shape[1] // 2)
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
-        if position is not None:
-            visible = token[None, :] <= position[:, None]
-            if WINDOW:
-                visible &= token[None, :] >= row_start[:, None]
-        else:
-            visible = (token < end)[None, :]
+        visible = seen(token, position, row_start, end, WINDOW)
         # As in `attend_range`. All of these are unsigned and bytes, which takes the fewest instructions.
         token = tl.minimum(token, end - 1).to(tl.uint32)
         slot, stride = token % BLOCK_SIZE, tl.cast(block_stride, tl.uint32).to(tl.uint64)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels import flash_attn_4
-from nanoengine.kernels.attention import AttentionBackend, window_of
+from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+
+if TYPE_CHECKING:
+    from nanoengine.kernels.triton.attention.paged_cache import PagedCache
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = range(16, 257, 16)
@@ -44,6 +47,7 @@ class TritonAttention(AttentionBackend):
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and unsupported_reason must not need it.
         from nanoengine.kernels.triton.attention.kv_int8 import views
+        from nanoengine.kernels.triton.attention.paged_cache import PagedCache
         from nanoengine.kernels.triton.attention.paged_decode import paged_decode
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
@@ -54,7 +58,7 @@ class TritonAttention(AttentionBackend):
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode = paged_prefill, paged_decode
-        self._int8_views = views
+        self._new_cache, self._int8_views = PagedCache, views
         self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
         self._fused_qkv = 0  # address of the last projection in which K and V stay behind the queries
@@ -86,54 +90,39 @@ class TritonAttention(AttentionBackend):
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        views, scales = self.views(kv)
         in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
         self._fused_qkv = qkv.untyped_storage().data_ptr() if in_place else 0
-        options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
-        return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
+        launch = self.tuning.launch(len(qkv))
+        return self._rotate_and_write(qkv, changes, self.cache(kv), slot_mapping, launch, in_place=in_place)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        caches, scales = self.views(kv)
-        self._write(k, v, caches, slot_mapping, **scales)
+        self._write(k, v, self.cache(kv), slot_mapping)
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        caches, scales = self.views(kv)
-        options_of_call = {**scales, **_spec_options(spec), "sinks": sinks}
-        if runs.plan is None:
-            runs.plan = {}  # the layers of a step fill it
-        if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
-            options_of_call |= {"query_start_loc": runs.query_start_loc, "max_query_len": runs.longest}
-        args = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning, runs.plan
-        return self._decode(*args, **options_of_call)
+        return self._decode(q, self.cache(kv), runs, spec, sinks, self.tuning, self._workspace)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        (caches, scales), longest = self.views(kv), runs.longest
+        cache, longest = self.cache(kv), runs.longest
         if (
             (tile := self.tuning.whole_prompt_tile)
             and runs.whole
             and longest == len(q)
             and spec == AttentionSpec(spec.scale)
         ):
-            new = self._keys_and_values(q, caches[0].shape[2])
+            new = self._keys_and_values(q, cache.k.shape[2])
             is_fused = q.untyped_storage().data_ptr() == self._fused_qkv
-            if new is not None and is_fused and not scales and self._can_attend(q):
+            if new is not None and is_fused and cache.k_scales is None and self._can_attend(q):
                 return self._whole_prompt(q, *new, spec.scale, tile)
-        is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and len(lens) <= flash_attn_4.MOST_RUNS
-        if self.flash_prompt and is_long and spec.window is None and not scales:
-            return flash_attn_4.attend(q, caches, runs, spec, sinks)
-        options_of_call = {**scales, **_spec_options(spec), "sinks": sinks, "tuning": self.tuning}
-        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **options_of_call)
+        is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS)
+        is_long &= len(runs.seq_lens) <= flash_attn_4.MOST_RUNS
+        if self.flash_prompt and is_long and spec.window is None and cache.k_scales is None:
+            return flash_attn_4.attend(q, cache[:2], runs, spec, sinks)
+        return self._prefill(q, cache, runs, spec, sinks, self.tuning)
 
-    def views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
-        """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
-        k_cache, v_cache = kv
-        if k_cache.dtype is not torch.int8:
-            return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
-        (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in kv)
-        return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
-
-
-def _spec_options(spec: AttentionSpec) -> dict[str, Any]:
-    """Arguments of a kernel that a layer decides, beside its scale."""
-    return {"window": window_of(spec), "soft_cap": spec.soft_cap}
+    def cache(self, kv: KVLayer) -> PagedCache:
+        """K and V as kernels take them, and the scales of an int8 cache."""
+        k, v = kv
+        if k.dtype is not torch.int8:
+            return self._new_cache(k.transpose(1, 2), v.transpose(1, 2))
+        (k, k_scales), (v, v_scales) = (self._int8_views(part, self.block_size) for part in kv)
+        return self._new_cache(k, v, k_scales, v_scales)

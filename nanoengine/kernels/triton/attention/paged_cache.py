@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.attention.kv_int8 import check_scales
+from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, check_scales, dequantized
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -18,6 +19,15 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 LOWEST = tl.constexpr(-1e38)
 """Far below any score and any logarithm of a sum of weights, but finite, so that differences are never NaN."""
+
+
+class PagedCache(NamedTuple):
+    """K and V of a layer, as kernels read and write them."""
+
+    k: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim], as V
+    v: Tensor
+    k_scales: Tensor | None = None  # those of an int8 cache: see `kv_int8.views`
+    v_scales: Tensor | None = None
 
 
 @triton.jit
@@ -90,21 +100,50 @@ def load_heads(pointers, dim, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def ask_for(
-    k_head,
-    v_head,
-    table,
-    start,
-    end,
-    block_stride,
-    slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+def cache_of_head(k_cache, v_cache, k_scales, v_scales, kv_head, stride):
+    """Where K and V of a head begin, and the scales of both; without scales, those pointers mean nothing.
+
+    The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
+    """
+    ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    start = tl.multiple_of(kv_head.to(tl.int64) * stride, ALIGNED)
+    k_head = tl.multiple_of(k_cache + start, 16)
+    v_head = tl.multiple_of(v_cache + start, 16)
+    k_scales_head, v_scales_head = k_head, v_head
+    if k_scales is not None:
+        k_scales_head = k_scales + start // NUMBERS_IN_SCALE
+        v_scales_head = v_scales + start // NUMBERS_IN_SCALE
+    return k_head, v_head, k_scales_head, v_scales_head
+
+
+@triton.jit
+def load_kv(pages, token, dim, dtype: tl.constexpr, HEAD_DIM, BLOCK_SIZE: tl.constexpr):
+    """K and V of tokens of a sequence, in a dtype: [tokens, dimensions] each.
+
+    Args:
+        pages: of a head in a sequence: (what `cache_of_head` returns, the block table, the strides of blocks and slots).
+    """
+    head, table, block_stride, slot_stride = pages
+    k_head, v_head, k_scales, v_scales = head
+    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
+    offset = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+    k = load_heads(k_head + offset, dim, HEAD_DIM)
+    v = load_heads(v_head + offset, dim, HEAD_DIM)
+    if k_head.dtype.element_ty == tl.int8:
+        scale_offset = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+        k = dequantized(k, tl.load(k_scales + scale_offset), dtype)
+        v = dequantized(v, tl.load(v_scales + scale_offset), dtype)
+    return k, v
+
+
+@triton.jit
+def ask_for(pages, start, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr):
     """Ask for K and V of the first TOKENS tokens from `start` on: they come into the L2 cache, and nothing is read (compute
     capability 9.0 and later).
     """
+    head, table, block_stride, slot_stride = pages
+    k_head, v_head, _, _ = head
     BYTES: tl.constexpr = HEAD_DIM * k_head.dtype.element_ty.primitive_bitwidth // 8
     if not INTERPRETED and start < end:
         i = tl.arange(0, 2 * TOKENS)
@@ -121,17 +160,13 @@ def aligned(q: Tensor) -> Tensor:
     return q.clone(memory_format=torch.contiguous_format) if ragged else q
 
 
-def cache_strides(
-    k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None = None, v_scales: Tensor | None = None
-) -> tuple[int, int, int]:
+def cache_strides(cache: PagedCache) -> tuple[int, int, int]:
     """How many elements apart are blocks, slots and heads, in K and in V.
-
-    Args:
-        k_scales, v_scales: of an int8 cache.
 
     Raises:
         ValueError: K and V differ in it, or a head of a token is not in one piece that starts at a multiple of 16 bytes.
     """
+    k_cache, v_cache, k_scales, v_scales = cache
     strides = k_cache.stride()
     if v_cache.stride() != strides:
         raise ValueError(f"K has strides {strides}, V has {v_cache.stride()}: they must be the same")

@@ -12,17 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.kernels.attention import window_of
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.attend_range import attend_range, tile_shape
 from nanoengine.kernels.triton.attention.attend_range_int8 import attend_range_int8, pair_tile
 from nanoengine.kernels.triton.attention.decode_shape import decode_shape
 from nanoengine.kernels.triton.attention.equal_splits import combine_splits, part_of, plan_splits
-from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
     LOWEST,
+    PagedCache,
     aligned,
     ask_for,
+    cache_of_head,
     cache_strides,
     first_visible,
     within,
@@ -30,9 +33,6 @@ from nanoengine.kernels.triton.attention.paged_cache import (
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.kernels.triton.workspace import Workspace
-
-Plans = dict[tuple[int, int], Tensor]
-"""Those of a step, by window and number of splits."""
 
 
 @triton.jit
@@ -98,7 +98,6 @@ def _decode_kernel(
     KEPT: tl.constexpr = TOKENS * HEADS
     HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     LOTS: tl.constexpr = HEAD_LOTS * QUERY_LOTS
-    ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
     lot, split = tl.program_id(0), tl.program_id(1)
     num_splits, num_heads = tl.num_programs(1), tl.num_programs(0) // LOTS * GROUP
@@ -118,12 +117,7 @@ def _decode_kernel(
     is_cut = next_first_split <= split  # the last sequence goes on in the next split
     end_seq = tl.where(is_cut, last_seq + 1, last_seq)
 
-    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
-    k_head = tl.multiple_of(k_cache + head_start, 16)
-    v_head = tl.multiple_of(v_cache + head_start, 16)
-    if k_scales is not None:
-        k_scales += head_start // NUMBERS_IN_SCALE
-        v_scales += head_start // NUMBERS_IN_SCALE
+    cache_head = cache_of_head(k_cache, v_cache, k_scales, v_scales, kv_head, kv_head_stride)
     # Tables and lengths are older than the embeddings of the step, which are launched behind everything before them. The plan
     # is older than this kernel in the layer before, which lets others start behind its wait only; the layer that plans
     # launches it plainly. So all of these may be read before the wait. The query, and K and V of new tokens, may not: of K and
@@ -131,7 +125,7 @@ def _decode_kernel(
     if LAUNCH:
         table = block_tables + first_seq.to(tl.int64) * table_stride
         end = tl.where(first_seq == last_seq, stop, seq_len)
-        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
+        ask_for((cache_head, table, block_stride, slot_stride), start, end, HEAD_DIM, BLOCK_SIZE, 64)
     dependent.wait(LAUNCH)
 
     row, dim = tl.arange(0, ROWS), tl.arange(0, DIMS)
@@ -153,6 +147,7 @@ def _decode_kernel(
         if QUERY_LOTS > 1:
             end = tl.where(count > 0, end, begin)  # there is no such token
         table = block_tables + tl.cast(seq, tl.int64) * table_stride
+        pages = (cache_head, table, block_stride, slot_stride)
 
         # Rows of several tokens may see nothing of a tile: then there is no score, and no weight.
         highest = tl.full([ROWS], LOWEST, tl.float32)
@@ -173,9 +168,9 @@ def _decode_kernel(
         query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + offset, mask=there, other=0.0)
         loop: tl.constexpr = attend_range_int8 if PAIRS else attend_range
         acc, sums, highest = loop(
-            acc, sums, highest, query, position, row_start, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
-            slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
-        )  # fmt: skip
+            *(acc, sums, highest, query, position, row_start, begin, end, pages, scale),
+            *(HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP),
+        )
 
         total = tl.sum(sums, axis=1)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
@@ -213,22 +208,12 @@ def _decode_kernel(
 
 def paged_decode(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    workspace: Workspace,
+    cache: PagedCache,
+    runs: Runs,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
     tuning: Tuning,
-    plans: Plans,
-    *,
-    query_start_loc: Tensor | None = None,
-    max_query_len: int | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    window: int = 0,
-    sinks: Tensor | None = None,
-    soft_cap: float | None = None,
+    workspace: Workspace,
 ) -> Tensor:
     """Attention of the last tokens of each sequence, one or a few, over what each sees: one launch, and one more that plans.
 
@@ -240,50 +225,41 @@ def paged_decode(
     The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
 
     Args are those of `paged_prefill`, where the new tokens of a sequence are its last ones, and:
+        runs: where all have one token, only a sequence of length 0 may have more, or none. Plans for layers with the same window
+            are in `runs.plan`, by window and number of splits: the first layer makes one.
         workspace: of the engine; no other launch may use it at the same time.
-        plans: those of layers before with the same lengths; this one's is added if it is not there.
-        query_start_loc, max_query_len: none: token i is the last one of sequence i. Only a sequence of length 0 may have more
-            tokens than that; those may get anything.
+
+    Returns, and raises: as `paged_prefill`.
     """
     num_tokens, num_heads, head_dim = q.shape
-    assert query_start_loc is not None or num_tokens == len(seq_lens), "a sequence has one token"
-    block_size, num_kv_heads = k_cache.shape[1:3]
+    block_size, num_kv_heads = cache.k.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
-    q = aligned(q)
-    tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
-    pairs = pair_tile(q, k_cache, tuning) if query_start_loc is None else 0
+    q, window = aligned(q), window_of(spec)
+    starts, longest = None, None
+    if runs.longest > 1 or num_tokens != len(runs.seq_lens):  # padding may have more tokens than one, or none
+        starts, longest = runs.query_start_loc, runs.longest
+    tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=cache.k_scales is not None)
+    pairs = pair_tile(q, cache.k, tuning) if starts is None else 0
     tile = pairs or tile
-    shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
+    shape = decode_shape(q, cache.k, longest, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
     group, num_outputs = num_heads // num_kv_heads, shape.heads * shape.tokens
     lots = num_kv_heads * triton.cdiv(group, shape.heads) * shape.query_lots
     splits = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
     launch = tuning.launch(num_tokens)
-    if (window, splits) not in plans:
-        plans[window, splits] = plan_splits(seq_lens, splits, window, launch, query_start_loc, shape.step)
+    if runs.plan is None:
+        runs.plan = {}
+    if (window, splits) not in runs.plan:
+        runs.plan[window, splits] = plan_splits(runs.seq_lens, splits, window, launch, starts, shape.step)
         launch = dependent.LAUNCH_PLAIN  # this reads the plan at once
     results = torch.empty(lots, 2 * splits, num_outputs, head_dim, dtype=torch.float32, device=q.device)
     log_sums = torch.empty(lots, 2 * splits, num_outputs, dtype=torch.float32, device=q.device)
+    arrivals = workspace.counters(lots * splits, q.device)
     _decode_kernel[(lots, splits)](
-        out,
-        results,
-        log_sums,
-        workspace.counters(lots * splits, q.device),
-        plans[window, splits],
-        q,
-        k_cache,
-        v_cache,
-        k_scales,
-        v_scales,
-        block_tables,
-        query_start_loc,
-        seq_lens,
-        sinks,
-        scale * math.log2(math.e),
-        *q.stride()[:2],
-        *cache_strides(k_cache, v_cache, k_scales, v_scales),
-        block_tables.stride(0),
+        *(out, results, log_sums, arrivals, runs.plan[window, splits], q, *cache),
+        *(runs.block_tables, starts, runs.seq_lens, sinks, spec.scale * math.log2(math.e)),
+        *(*q.stride()[:2], *cache_strides(cache), runs.block_tables.stride(0)),
         GROUP=group,
         HEADS=shape.heads,
         TOKENS=shape.tokens,
@@ -294,7 +270,7 @@ def paged_decode(
         TILE=tile,
         AT_ONCE=shape.at_once,
         WINDOW=window,
-        SOFT_CAP=soft_cap or 0.0,
+        SOFT_CAP=spec.soft_cap or 0.0,
         PAIRS=pairs > 0,
         num_warps=num_warps,
         num_stages=num_stages,

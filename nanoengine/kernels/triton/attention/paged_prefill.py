@@ -12,19 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
+from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.kernels.attention import window_of
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
     LOWEST,
+    PagedCache,
     aligned,
+    cache_of_head,
     cache_strides,
     dot,
     first_visible,
     load_heads,
+    load_kv,
     softmax_part,
     within,
 )
-from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+from nanoengine.kernels.triton.tuning import Tuning
 
 MOST_HEADS = 16
 """Most query heads of a group that share a tile; a larger group takes several tiles."""
@@ -39,13 +43,7 @@ def _attend_range(
     position,
     start,
     end,
-    k_head,
-    v_head,
-    k_scales,
-    v_scales,
-    table,
-    block_stride,
-    slot_stride,
+    pages,
     scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -56,7 +54,6 @@ def _attend_range(
     MASKED: tl.constexpr,
 ):
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
-    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, query.shape[1])
     # In shared memory are, in turn, the block ids of a tile, K and V: the compiler's pipeline runs over all three, and a
     # loop of 5 stages has two tiles there.
@@ -67,16 +64,7 @@ def _attend_range(
             visible &= token[None, :] >= first_visible(position, WINDOW)[:, None]
         if MASKED:
             token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
-        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        offset = (
-            tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        )
-        k = load_heads(k_head + offset, dim, HEAD_DIM)
-        v = load_heads(v_head + offset, dim, HEAD_DIM)
-        if k_scales is not None:
-            scale_offset = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_offset), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_offset), query.dtype)
+        k, v = load_kv(pages, token, dim, query.dtype, HEAD_DIM, BLOCK_SIZE)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32))
         # Finite is the highest: LOWEST, or every row sees the first token.
         weights, shrink, highest = softmax_part(scores, visible if MASKED else None, highest, scale, SOFT_CAP)
@@ -121,7 +109,6 @@ def _prefill_kernel(
     A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.
     """
     LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
     TOKENS: tl.constexpr = ROWS // HEADS
     kv_head = tl.program_id(0) // LOTS
@@ -137,19 +124,14 @@ def _prefill_kernel(
     token = first + row // HEADS
     in_group = (tl.program_id(0) % LOTS) * HEADS + row % HEADS
     dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
-    # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
+    # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide.
     q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
     q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
     q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
     q_offset = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
     query = load_heads(q_start + q_offset[:, None] + dim[None, :], dim, HEAD_DIM)
-    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
-    k_head = tl.multiple_of(k_cache + head_start, 16)
-    v_head = tl.multiple_of(v_cache + head_start, 16)
-    table = block_tables + seq * table_stride
-    if k_scales is not None:
-        k_scales += head_start // NUMBERS_IN_SCALE
-        v_scales += head_start // NUMBERS_IN_SCALE
+    cache_head = cache_of_head(k_cache, v_cache, k_scales, v_scales, kv_head, kv_head_stride)
+    pages = (cache_head, block_tables + seq * table_stride, block_stride, slot_stride)
 
     history = seq_len - query_len
     position = history + q_token
@@ -166,24 +148,21 @@ def _prefill_kernel(
         lost = first_visible(seen - 1, WINDOW) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
         acc, total, highest = _attend_range(
-            acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,
-            v_scales, table, block_stride, slot_stride, scale,
-            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
-        )  # fmt: skip
+            *(acc, total, highest, query, position, earliest, seen_by_all, pages, scale),
+            *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True),
+        )
         first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
     else:
         seen_by_all = 0
         first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
     acc, total, highest = _attend_range(
-        acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, k_scales,
-        v_scales, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False,
-    )  # fmt: skip
+        *(acc, total, highest, query, position, seen_by_all, first_masked, pages, scale),
+        *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False),
+    )
     acc, total, highest = _attend_range(
-        acc, total, highest, query, position, first_masked, seen, k_head, v_head, k_scales,
-        v_scales, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
-    )  # fmt: skip
+        *(acc, total, highest, query, position, first_masked, seen, pages, scale),
+        *(HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True),
+    )
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
     num_heads = tl.num_programs(0) // LOTS * GROUP
     out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
@@ -193,21 +172,7 @@ def _prefill_kernel(
 
 
 def paged_prefill(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    scale: float,
-    *,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    window: int = 0,
-    sinks: Tensor | None = None,
-    soft_cap: float | None = None,
-    tuning: Tuning = DEFAULTS,
+    q: Tensor, cache: PagedCache, runs: Runs, spec: AttentionSpec, sinks: Tensor | None, tuning: Tuning
 ) -> Tensor:
     """Attention of the last tokens of each sequence, each over the tokens up to itself that it sees.
 
@@ -215,18 +180,12 @@ def paged_prefill(
 
     Args:
         q: [num_tokens, num_heads, head_dim], head_dim a multiple of 16 up to 256: the new tokens of all sequences.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
-            `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are in it.
-        block_tables: [num_seqs, width] int32, rows may have gaps.
-        query_start_loc: [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1]).
-        seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
-        max_query_len: of all sequences, or more.
-        scale: factor of the scores, before the softmax; above 0.
-        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        window: tokens that each sees, its own included; all if 0. Less than 0: windows begin at multiples of that size.
-            In a block table, what stands before the first of them is not read.
-        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
+        cache: of the dtype of q or int8: see `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are
+            in it.
+        runs: a sequence of length 0 has zeros for results. Block tables may have gaps between rows; what stands before the first
+            visible token of a window is not read.
+        spec: a scale above 0.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value, and no cap.
         tuning: how 16-bit numbers are computed.
 
     Returns:
@@ -236,39 +195,26 @@ def paged_prefill(
         ValueError: the cache does not lie as the kernel reads it.
     """
     num_tokens, num_heads, head_dim = q.shape
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    strides = cache_strides(k_cache, v_cache, k_scales, v_scales)
+    block_size, num_kv_heads = cache.k.shape[1:3]
+    strides = cache_strides(cache)
     q = aligned(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
     group = num_heads // num_kv_heads
     heads = min(triton.next_power_of_2(group), MOST_HEADS)
-    is_short = max_query_len <= tuning.short_prompt
-    shape = _shape(q.dtype, head_dim, int8=k_scales is not None, is_short=is_short, tuning=tuning)
-    tiles = triton.cdiv(max_query_len, shape["ROWS"] // heads)
-    grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), tiles)
-    _prefill_kernel[grid](
-        out,
-        q,
-        k_cache,
-        v_cache,
-        k_scales,
-        v_scales,
-        block_tables,
-        query_start_loc,
-        seq_lens,
-        sinks,
-        scale * math.log2(math.e),
-        *q.stride()[:2],
-        *strides,
-        block_tables.stride(0),
+    is_short = runs.longest <= tuning.short_prompt
+    shape = _shape(q.dtype, head_dim, int8=cache.k_scales is not None, is_short=is_short, tuning=tuning)
+    tiles = triton.cdiv(runs.longest, shape["ROWS"] // heads)
+    _prefill_kernel[(num_kv_heads * triton.cdiv(group, heads), len(runs.seq_lens), tiles)](
+        *(out, q, *cache, runs.block_tables, runs.query_start_loc, runs.seq_lens, sinks),
+        *(spec.scale * math.log2(math.e), *q.stride()[:2], *strides, runs.block_tables.stride(0)),
         GROUP=group,
         HEADS=heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        WINDOW=window,
-        SOFT_CAP=soft_cap or 0.0,
+        WINDOW=window_of(spec),
+        SOFT_CAP=spec.soft_cap or 0.0,
         **shape,
     )
     return out

@@ -15,32 +15,25 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
-from nanoengine.kernels.triton.attention.paged_cache import within
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache, within
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
 
 
 @triton.jit
-def _store(
-    cache,
-    scales,
-    block,
-    offset,
-    head,
-    block_stride,
-    slot_stride,
-    head_stride,
-    first,
-    second,
-    written,
-    dtype: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if the cache has 8 bits."""
+def _store(cache, slot, first, second, dtype: tl.constexpr, HALF: tl.constexpr):
+    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if the cache has 8 bits.
+
+    Args:
+        cache: (numbers, scales, strides of blocks, slots and heads) of K or of V.
+        slot: (block, offset in the block, heads, which of them are written).
+    """
+    numbers, scales, block_stride, slot_stride, head_stride = cache
+    block, offset, head, written = slot
     head = head.to(tl.int64)[:, None]
     pair = tl.arange(0, first.shape[1])
-    target = cache + block * block_stride + offset * slot_stride + head * head_stride + pair[None, :]
+    target = numbers + block * block_stride + offset * slot_stride + head * head_stride + pair[None, :]
     first, second = first.to(dtype), second.to(dtype)
     if scales is not None:
         first, second = first.to(tl.float32), second.to(tl.float32)
@@ -87,7 +80,7 @@ def rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM_HEADS: tl.constexpr,
     ROTATE: tl.constexpr,
     LAUNCH: tl.constexpr,
     token=None,
@@ -122,22 +115,20 @@ def rotate_and_write_kernel(
 
     slot = tl.load(slots + token)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    written = (head < tl.where(slot < 0, 0, count))[:, None]
+    target_slot = (block, offset, head, (head < tl.where(slot < 0, 0, count))[:, None])
     if is_v:
-        _store(
-            v_cache, v_scales, block, offset, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
-            v.dtype.element_ty, HALF,
-        )  # fmt: skip
+        target_cache = (v_cache, v_scales, v_block_stride, v_slot_stride, v_head_stride)
+        _store(target_cache, target_slot, first, second, v.dtype.element_ty, HALF)
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
         # All loads come before the sum, for which warps wait: they are on their way at the same time.
-        if NORM:
+        if NORM_HEADS:
             weight = (q_weight if is_q else k_weight) + pair
             first_factor, second_factor = tl.load(weight, mask=there), tl.load(weight + HALF, mask=there)
         if ROTATE:
             angle = token * angle_stride + pair
             cosine, sine = tl.load(cos + angle, mask=there), tl.load(sin + angle, mask=there)
-        if NORM:
+        if NORM_HEADS:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
             first, second = first * scale * first_factor[None, :], second * scale * second_factor[None, :]
@@ -153,21 +144,17 @@ def rotate_and_write_kernel(
                 target = k_out + token * k_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
                 tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
                 tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
-            _store(
-                k_cache, k_scales, block, offset, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
-                k.dtype.element_ty, HALF,
-            )  # fmt: skip
+            target_cache = (k_cache, k_scales, k_block_stride, k_slot_stride, k_head_stride)
+            _store(target_cache, target_slot, first, second, k.dtype.element_ty, HALF)
 
 
 def rotate_and_write(
     qkv: Tensor,
     changes: Changes,
-    kv: KVLayer,
+    kv: KVLayer | PagedCache,
     slot_mapping: Tensor,
+    launch: int = dependent.LAUNCH_PLAIN,
     *,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-    launch: int = 0,
     in_place: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
@@ -178,66 +165,46 @@ def rotate_and_write(
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
         changes: norms and rotation, see `attention.backend`.
-        kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+        kv: K and V each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
-        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         launch: see `dependent.py`.
         in_place: q and k take the places of what they were in qkv, and V is behind them there.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
     """
-    width = qkv.shape[1]
     num_kv_heads, head_dim = kv[0].shape[2:]
-    num_heads = width // head_dim - 2 * num_kv_heads
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q_out = q if in_place else q.new_empty(q.shape)
-    _launch(q, k, v, changes, slot_mapping, q_out, k if in_place else None, kv, k_scales, v_scales, launch)
+    k_out = k if in_place else None
+    _launch(*arguments(q, k, v, changes, slot_mapping, q_out, k_out, PagedCache(*kv)), launch)
     return q_out
 
 
-def write_kv(
-    k: Tensor,
-    v: Tensor,
-    kv: KVLayer,
-    slot_mapping: Tensor,
-    *,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
+def write_kv(k: Tensor, v: Tensor, kv: KVLayer | PagedCache, slot_mapping: Tensor) -> None:
     """Write k and v to the cache, as they are or in 8 bits.
 
     Args:
         k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
-        kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
+        kv, slot_mapping: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, None, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
+    heads, constants = arguments(no_q, k, v, unchanged, slot_mapping, no_q, None, PagedCache(*kv))
+    _launch(heads, constants, dependent.LAUNCH_PLAIN)
 
 
-def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    changes: Changes,
-    slot_mapping: Tensor,
-    q_out: Tensor,
-    k_out: Tensor | None,
-    kv: KVLayer,
-    k_scales: Tensor | None,
-    v_scales: Tensor | None,
-    launch: int,
-) -> None:
+def _launch(heads: tuple[Any, ...], constants: dict[str, Any], launch: int) -> None:
+    """Of `arguments`, if there are tokens."""
+    q, k = heads[:2]
     num_tokens, num_kv_heads, head_dim = k.shape
     if not num_tokens:
         return
-    heads = heads_of_a_group(head_dim)
-    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    args, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, kv, k_scales, v_scales)
-    rotate_and_write_kernel[grid](
-        *args, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
-    )
+    per_group = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(q.shape[1], per_group) + 2 * triton.cdiv(num_kv_heads, per_group))
+    options = {"num_warps": _num_warps(k.itemsize), **dependent.options(launch)}
+    rotate_and_write_kernel[grid](*heads, **constants, HEADS=per_group, LAUNCH=launch, **options)
 
 
 def arguments(
@@ -248,42 +215,40 @@ def arguments(
     slot_mapping: Tensor,
     q_out: Tensor,
     k_out: Tensor | None,
-    kv: KVLayer,
-    k_scales: Tensor | None,
-    v_scales: Tensor | None,
+    cache: PagedCache,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the kernel, and the sizes that are compiled into it, but for HEADS and LAUNCH.
 
     Args:
         q, k, v: [num_tokens, heads, head_dim]; rows may have gaps, heads may not.
     """
-    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
+    q_weight, k_weight, _, cos, sin = changes
     _, num_kv_heads, head_dim = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
-    assert k_cache.stride(3) == v_cache.stride(3) == 1
+    assert cache.k.stride(3) == cache.v.stride(3) == 1
     assert slot_mapping.is_contiguous()
-    if k_scales is not None and v_scales is not None:
-        check_scales(k_cache, k_scales)
-        check_scales(v_cache, v_scales)
+    if cache.k_scales is not None and cache.v_scales is not None:
+        check_scales(cache.k, cache.k_scales)
+        check_scales(cache.v, cache.v_scales)
     angle_stride = 0
     if cos is not None and sin is not None:
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    tensors = q, k, v, *changes, slot_mapping, q_out, k_out, *kv, k_scales, v_scales
+    tensors = q, k, v, *changes, slot_mapping, q_out, k_out, *cache
     strides = (
         q.stride(0),
         k.stride(0),
         v.stride(0),
         q_out.stride(0),
         angle_stride,
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
+        *cache.k.stride()[:3],
+        *cache.v.stride()[:3],
     )
     return (*tensors, q.shape[1], num_kv_heads, *strides), {
-        "BLOCK_SIZE": k_cache.shape[1],
+        "BLOCK_SIZE": cache.k.shape[1],
         "HEAD_DIM": head_dim,
-        "NORM": q_weight is not None and k_weight is not None,
+        "NORM_HEADS": q_weight is not None and k_weight is not None,
         "ROTATE": cos is not None and sin is not None,
     }
 

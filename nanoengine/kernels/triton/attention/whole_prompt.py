@@ -129,6 +129,6 @@ def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Te
 
 def _descriptor(heads: Tensor, rows: int) -> TensorDescriptor:
     """Of a copy of so many rows of one head. Rows beyond the last one are zeros."""
-    num_tokens, num_heads, head_dim = heads.shape
+    head_dim = heads.shape[2]
     assert heads.stride()[1:] == (head_dim, 1)
-    return TensorDescriptor(heads, [num_tokens, num_heads * head_dim], [heads.stride(0), 1], [rows, head_dim])
+    return TensorDescriptor.from_tensor(heads.flatten(1), [rows, head_dim])

@@ -26,7 +26,6 @@ from nanoengine.kernels.triton.draws.candidates import (
     MOST_PARTS,
     NUM_WARPS,
     TILE,
-    has_filters,
     row_stride,
     size_of_parts,
 )
@@ -173,9 +172,6 @@ def _best_of(
 def _draw_kernel(
     logits,
     temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
     seeds,
     rows,
     positions,
@@ -196,7 +192,7 @@ def _draw_kernel(
 ):
     """Program (i, j): the best score of part j of row i, or of its candidates; its token, and the highest logit.
 
-    Without FILTERED there are no limits, and nothing is looked at of a row that has filters.
+    Without FILTERED there are no limits: no row has filters.
     """
     dependent.start(LAUNCH)
     dependent.wait(LAUNCH)
@@ -220,9 +216,6 @@ def _draw_kernel(
                 row, candidate_ids, first, end, vocab_size, key, temperature, value, last, False, True, TILE
             )
     else:
-        top_k, top_p, min_p = tl.load(top_ks + entry), tl.load(top_ps + entry), tl.load(min_ps + entry)
-        if has_filters(temperature, top_k, top_p, min_p, vocab_size):
-            end = first
         value, last = tl.full([], -float("inf"), tl.float32), tl.full([], 0, tl.int32)
         score, token, raw = _best_of(
             row, row, first, end, vocab_size, key, temperature, value, last, False, False, TILE
@@ -299,13 +292,12 @@ def choose_tokens(
     scores = torch.empty(n, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(n, parts, dtype=torch.int32, device=logits.device)
     highest = torch.empty_like(scores)
-    columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
     sizes = vocab_size, row_stride(logits), part_size
     dependence = dependent.options(launch)
     start(
         _draw_kernel,
         (n, parts),
-        (logits, *columns, rows, positions, *limits, scores, tokens, highest, *sizes),
+        (logits, table.temperature, table.seeds, rows, positions, *limits, scores, tokens, highest, *sizes),
         {"FILTERED": filtered, "LAUNCH": launch, "TILE": TILE, "num_warps": NUM_WARPS, **dependence},
     )
     start(

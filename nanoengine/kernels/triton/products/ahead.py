@@ -50,13 +50,18 @@ def prefetch_slice(weight, COUNT: tl.constexpr):
 
 
 def prefetch_args(weights: Sequence[Tensor], programs: int, launch: int) -> tuple[Any, ...]:
-    """MOST weights, and how many elements of each one of so many programs prefetches; None and 0, where there are none.
+    """MOST weights, and how many elements of each one of so many programs prefetches; None and 0, where there are none."""
+    counts = [elements_of_slice(weight, programs, launch) for weight in weights[:MOST]]
+    fitting = [weight for weight, count in zip(weights, counts, strict=False) if count]
+    missing = MOST - len(fitting)
+    return (*fitting, *[None] * missing, *[count for count in counts if count], *[0] * missing)
+
+
+def elements_of_slice(weight: Tensor, programs: int, launch: int) -> int:
+    """How many elements of a weight one of so many programs prefetches.
 
     A piece is a multiple of 16 bytes, rounded down: what is left of a weight is read when it is needed. Launches that depend on
     none ask for nothing: they may be those of a GPU that cannot (before compute capability 9.0).
     """
-    fitting = [weight for weight in weights[:MOST] if launch and weight.data_ptr() % 16 == 0]
-    units = [16 * PIECES.value // weight.element_size() for weight in fitting]
-    counts = [weight.numel() // programs // unit * unit for weight, unit in zip(fitting, units, strict=True)]
-    missing = MOST - len(fitting)
-    return (*fitting, *[None] * missing, *counts, *[0] * missing)
+    unit = 16 * PIECES.value // weight.element_size()
+    return weight.numel() // programs // unit * unit if launch and weight.data_ptr() % 16 == 0 else 0

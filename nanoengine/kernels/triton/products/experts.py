@@ -176,9 +176,8 @@ def sum_of_experts(
     )
 
     rows, tile, depth, warps = _shape(x.dtype, num_choices / num_experts)
-    most_tiles = (
-        num_choices + min(num_experts, num_choices) * (rows - 1)
-    ) // rows  # the last of an expert may hold one row
+    # The last tile of an expert may hold one row.
+    most_tiles = (num_choices + min(num_experts, num_choices) * (rows - 1)) // rows
     constants = {
         "PER_ROW": per_row,
         "EXPERTS": num_experts,

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import dot
 from nanoengine.kernels.triton.products.activation import gated
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.packed import NUMBERS, PackedWeight, column_of, numbers_of, scales_of
 
 ROWS = 8
@@ -134,19 +134,8 @@ def _few_rows_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), mask=has_output & (row < num_rows)[None, :])
 
 
-def product_of_few_rows(
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    launch: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """rms_norm(x + residual) W^T + bias, or the gate of it; without the parts that are None.
+def product_of_few_rows(x: Tensor, weight: Tensor | PackedWeight, fusion: Fusion) -> tuple[Tensor, Tensor]:
+    """A product of a few rows, and what is fused with it.
 
     Sums are float32. x + residual and its norm are rounded to the dtype of x, as they are between separate kernels; gates are
     not rounded before they are multiplied, and numbers of a packed weight are, to the dtype of x.
@@ -154,44 +143,31 @@ def product_of_few_rows(
     Args:
         x: [num_rows, inputs], at most `ROWS` rows; with a packed weight and no norm `most_rows`.
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
-        bias: [outputs]; gates have none.
-        residual: like x; left as it is. It needs a norm.
-        norm: [inputs] float32, the weight of the norm; `eps` is added to the mean of the squares.
-        activation: by which the first half of the outputs gates the second; without one there are no gates.
-        out_dtype: that of x, if not given.
-        launch: see `dependent.py`.
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
     """
     num_rows, inputs = x.shape
-    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
+    outputs = weight.shape[0] // fusion.sets
     packed = weight if isinstance(weight, PackedWeight) else None
-    assert num_rows <= (ROWS if packed is None or norm is not None else most_rows(x.dtype))
+    assert num_rows <= (ROWS if packed is None or fusion.norm is not None else most_rows(x.dtype))
     assert packed is not None or weight.is_contiguous()  # type: ignore[union-attr]
-    assert residual is None or (residual.is_contiguous() and norm is not None)
     x = x.contiguous()
-    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
-    total = x if residual is None else torch.empty_like(x)
+    out, total = fusion.results(x, outputs)
     if not num_rows:
         return out, total
     rows = max(ROWS, triton.next_power_of_2(num_rows))
-    constants = _constants(
-        x.dtype, inputs, outputs, rows, packed.form if packed else NUMBERS, has_gate=activation is not None
-    )
-    tensors = (packed.numbers, packed.scales, packed.zeros) if packed else (weight, None, None)
+    form = packed.form if packed else NUMBERS
+    constants = _constants(x.dtype, inputs, outputs, rows, form, has_gate=fusion.activation is not None)
+    weights = (packed.numbers, packed.scales, packed.zeros) if packed else (weight, None, None)
     _few_rows_kernel[(triton.cdiv(outputs, constants["TILE"]),)](
-        *(x, residual, norm, *tensors, bias, out, total, eps, num_rows),
+        *fusion.arguments(x, out, total, *weights),
+        num_rows,
         **constants,
-        ADD=residual is not None,
-        NORM=norm is not None,
-        GATE=activation is not None,
-        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
-        BIAS=bias is not None,
-        LAUNCH=launch,
+        **fusion.before(),
+        **fusion.behind(),
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
-        **dependent.options(launch),
     )
     return out, total
 

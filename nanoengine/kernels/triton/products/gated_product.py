@@ -92,8 +92,8 @@ def gated_product(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     specialized = num_rows > FEW and specializes_warps(x.device)
     _gated_product_kernel[(triton.cdiv(num_rows, ROWS), outputs // tile)](
         out,
-        TensorDescriptor(x, [num_rows, inputs], [x.stride(0), 1], [ROWS, DEPTH]),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tile, DEPTH]),
+        TensorDescriptor.from_tensor(x, [ROWS, DEPTH]),
+        TensorDescriptor.from_tensor(weight, [tile, DEPTH]),
         num_rows,
         INPUTS=inputs,
         OUTPUTS=outputs,

@@ -8,16 +8,16 @@ rows (`dependent.py`). Sums are multiplications and additions of float32: tensor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.products.activation import gated
 from nanoengine.kernels.triton.products.ahead import prefetch_args, prefetch_slice
+from nanoengine.kernels.triton.products.fusion import Fusion
 
 MOST_ROWS = 4
 """Rows that a program computes, one after the other; for more, tensor cores are quicker."""
@@ -191,57 +191,44 @@ def gemv_kernel(
     prefetch_slice(second_ahead, SECOND_COUNT)
 
 
-def gemv(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    launch: int = 0,
-    ahead: Sequence[Tensor] = (),
-) -> tuple[Tensor, Tensor]:
+def gemv(x: Tensor, weight: Tensor, fusion: Fusion, ahead: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
     """The same as `few_rows.product_of_few_rows` of a weight that is not packed, and rounded where that is.
 
     Args:
         x: [num_rows, inputs], at most MOST_ROWS rows.
-        launch: see `dependent.py`.
         ahead: weights of products that come soon; as this one ends, it asks for them (`ahead.py`).
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
     """
-    num_rows, inputs = x.shape
-    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
+    out, total, args, constants = arguments(x, weight, fusion)
+    if len(x):
+        programs = triton.cdiv(out.shape[1], constants["TILE"])
+        gemv_kernel[(programs,)](*args, *prefetch_args(ahead, programs, fusion.launch), **constants)
+    return out, total
+
+
+def arguments(x: Tensor, weight: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor, tuple[Any, ...], dict[str, Any]]:
+    """Both results of `gemv`, arguments of the kernel up to eps, and its constants with options of the launch."""
+    (num_rows, inputs), outputs = x.shape, len(weight) // fusion.sets
     assert num_rows <= MOST_ROWS
     assert weight.is_contiguous()
-    assert residual is None or (residual.is_contiguous() and norm is not None)
     x = x.contiguous()
-    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
-    total = x if residual is None else torch.empty_like(x)
-    if not num_rows:
-        return out, total
-    sizes = sizes_of(inputs, outputs, weight.element_size() * (1 if activation is None else 2))
-    grid = (triton.cdiv(outputs, sizes["TILE"]),)
-    gemv_kernel[grid](
-        *(x, residual, norm, weight, bias, out, total, eps, *prefetch_args(ahead, grid[0], launch)),
-        ROWS=num_rows,
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        **sizes,
-        ADD=residual is not None,
-        NORM=norm is not None,
-        GATE=activation is not None,
-        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
-        BIAS=bias is not None,
-        LAUNCH=launch,
-        num_warps=NUM_WARPS,
-        **dependent.options(launch),
+    out, total = fusion.results(x, outputs)
+    return (
+        out,
+        total,
+        fusion.arguments(x, out, total, weight),
+        {
+            "ROWS": num_rows,
+            "INPUTS": inputs,
+            "OUTPUTS": outputs,
+            **sizes_of(inputs, outputs, weight.element_size() * fusion.sets),
+            **fusion.before(),
+            **fusion.behind(),
+            "num_warps": NUM_WARPS,
+        },
     )
-    return out, total
 
 
 def sizes_of(inputs: int, outputs: int, bytes_of_input: int) -> dict[str, int]:

@@ -8,66 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.operations import Changes
-from nanoengine.kernels.triton import dependent
-from nanoengine.kernels.triton.attention.rotate_and_write import arguments, rotate_and_write_kernel
+from nanoengine.kernels.triton.attention.paged_cache import PagedCache
+from nanoengine.kernels.triton.attention.rotate_and_write import arguments as arguments_of_heads
+from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write_kernel
 from nanoengine.kernels.triton.products.ahead import prefetch_args, prefetch_slice
-from nanoengine.kernels.triton.products.gemv import MOST_ROWS, NUM_WARPS, gemv_kernel, sizes_of
+from nanoengine.kernels.triton.products.fusion import Fusion
+from nanoengine.kernels.triton.products.gemv import arguments as arguments_of_product
+from nanoengine.kernels.triton.products.gemv import gemv_kernel, sizes_of
 from nanoengine.kernels.triton.workspace import Workspace
 
 
 @triton.jit
 def _heads_kernel(
     arrivals,
-    x,
-    residual,
-    norm_weight,
-    weight,
-    bias,
-    out,
-    new_residual,
-    norm_eps,
+    of_product,
     first_ahead,
     second_ahead,
     FIRST_COUNT: tl.constexpr,
     SECOND_COUNT: tl.constexpr,
-    q,
-    k,
-    v,
-    q_weight,
-    k_weight,
-    eps,
-    cos,
-    sin,
-    slots,
-    q_out,
-    k_out,
-    k_cache,
-    v_cache,
-    k_scales,
-    v_scales,
-    num_heads,
-    num_kv_heads,
-    q_stride,
-    k_stride,
-    v_stride,
-    q_out_stride,
-    angle_stride,
-    k_block_stride,
-    k_slot_stride,
-    k_head_stride,
-    v_block_stride,
-    v_slot_stride,
-    v_head_stride,
+    of_heads,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM_HEADS: tl.constexpr,
     ROTATE: tl.constexpr,
     ROWS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -76,19 +43,23 @@ def _heads_kernel(
     CHUNK: tl.constexpr,
     HELD: tl.constexpr,
     ADD: tl.constexpr,
-    INPUT_NORM: tl.constexpr,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows, and if it is the last of its head, that head of all rows.
 
-    `out`, of which q, k and v are parts, is what the programs of a head leave to the last of them. `arrivals` has a count for
-    each head, zeros between two launches.
+    `of_product` and `of_heads` are arguments of the two kernels whose work it does. `out` of the product, of which q, k and v are
+    parts, is what the programs of a head leave to the last of them. `arrivals` has a count for each head, zeros between two
+    launches.
     """
     gemv_kernel(
-        x, residual, norm_weight, weight, bias, out, new_residual, norm_eps, None, None, 0, 0, ROWS, INPUTS, OUTPUTS, TILE,
-        CHUNK, HELD, ADD, INPUT_NORM, False, 0, BIAS, LAUNCH,
-    )  # fmt: skip
+        *of_product,
+        *(None, None, 0, 0),
+        *(ROWS, INPUTS, OUTPUTS, TILE, CHUNK, HELD, ADD, NORM, GATE, ACTIVATION, BIAS, LAUNCH),
+    )
     PROGRAMS: tl.constexpr = HEAD_DIM // TILE  # of a head
     head = tl.program_id(0) // PROGRAMS
     # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
@@ -96,12 +67,7 @@ def _heads_kernel(
     if tl.atomic_add(arrivals + head, 1, sem="acq_rel", scope="gpu") == PROGRAMS - 1:
         tl.store(arrivals + head, 0)  # nobody else comes before the next launch
         for row in tl.static_range(ROWS):
-            rotate_and_write_kernel(
-                q, k, v, q_weight, k_weight, eps, cos, sin, slots, q_out, k_out, k_cache, v_cache, k_scales, v_scales, num_heads,
-                num_kv_heads, q_stride, k_stride, v_stride, q_out_stride, angle_stride, k_block_stride, k_slot_stride,
-                k_head_stride, v_block_stride, v_slot_stride, v_head_stride, BLOCK_SIZE, HEAD_DIM, 1, NORM, ROTATE, LAUNCH, row,
-                head,
-            )  # fmt: skip
+            rotate_and_write_kernel(*of_heads, BLOCK_SIZE, HEAD_DIM, 1, NORM_HEADS, ROTATE, LAUNCH, row, head)
     prefetch_slice(first_ahead, FIRST_COUNT)
     prefetch_slice(second_ahead, SECOND_COUNT)
 
@@ -114,56 +80,35 @@ def can_count_heads(inputs: int, outputs: int, head_dim: int, itemsize: int) -> 
 def heads_of_product(
     x: Tensor,
     weight: Tensor,
+    fusion: Fusion,
     workspace: Workspace,
     changes: Changes,
-    kv: KVLayer,
+    cache: PagedCache,
     slot_mapping: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    launch: int = 0,
     ahead: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """`gemv`, and `rotate_and_write` of that: (q, x + residual, or x if there is no residual).
 
     Args:
-        x, weight, bias, residual, norm, eps, ahead: those of `gemv`, where `can_count_heads` holds.
+        x, weight, fusion, ahead: those of `gemv`, where `can_count_heads` holds; without gates.
         workspace: of the engine; no other launch may use it at the same time.
-        changes, kv, slot_mapping: those of `rotate_and_write`; the cache is not int8, for which programs would need so many
+        changes, cache, slot_mapping: those of `rotate_and_write`; the cache is not int8, for which programs would need so many
             registers that they do not all run side by side.
-        launch: see `dependent.py`.
     """
-    (num_rows, inputs), outputs, (num_kv_heads, head_dim) = x.shape, len(weight), kv[0].shape[2:]
-    assert num_rows <= MOST_ROWS
-    assert weight.is_contiguous()
-    assert residual is None or (residual.is_contiguous() and norm is not None)
-    x = x.contiguous()
-    out = x.new_empty(num_rows, outputs)
-    num_heads = outputs // head_dim - 2 * num_kv_heads
+    num_kv_heads, head_dim = cache.k.shape[2:]
+    out, total, of_product, constants = arguments_of_product(x, weight, fusion)
+    num_heads = len(weight) // head_dim - 2 * num_kv_heads
     queries, k, v = out.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    q = x.new_empty(num_rows, num_heads, head_dim)
-    total = x if residual is None else torch.empty_like(x)
-    if not num_rows:
-        return q, total
-    sizes = sizes_of(inputs, outputs, weight.element_size())
-    programs = outputs // sizes["TILE"]
-    args, sizes_of_heads = arguments(queries, k, v, changes, slot_mapping, q, None, kv, None, None)
-    _heads_kernel[(programs,)](
-        workspace.counters(outputs // head_dim, x.device),
-        *(x, residual, norm, weight, bias, out, total, eps, *prefetch_args(ahead, programs, launch)),
-        *args,
-        **sizes_of_heads,
-        ROWS=num_rows,
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        **sizes,
-        ADD=residual is not None,
-        INPUT_NORM=norm is not None,
-        BIAS=bias is not None,
-        LAUNCH=launch,
-        num_warps=NUM_WARPS,
-        **dependent.options(launch),
-    )
+    q = queries.new_empty(queries.shape)
+    if len(x):
+        programs = len(weight) // constants["TILE"]
+        of_heads, constants_of_heads = arguments_of_heads(queries, k, v, changes, slot_mapping, q, None, cache)
+        _heads_kernel[(programs,)](
+            workspace.counters(len(weight) // head_dim, x.device),
+            of_product,
+            *prefetch_args(ahead, programs, fusion.launch),
+            of_heads,
+            **constants_of_heads,
+            **constants,
+        )
     return q, total

@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.reference.gates import ACTIVATIONS
-from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED
 from nanoengine.kernels.triton.launch import num_multiprocessors
-from nanoengine.kernels.triton.products.ahead import prefetch_slice
+from nanoengine.kernels.triton.products.ahead import elements_of_slice, prefetch_slice
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.gemv import NUM_WARPS, gemv_kernel, load_chunks, sizes_of, sums
 from nanoengine.kernels.triton.workspace import Workspace
 
@@ -67,6 +66,7 @@ def _mlp_kernel(
     gate_up,
     down,
     gates,
+    bias,
     out,
     new_residual,
     eps,
@@ -80,14 +80,16 @@ def _mlp_kernel(
     HELD: tl.constexpr,
     ADD: tl.constexpr,
     NORM: tl.constexpr,
+    GATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     LAUNCH: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Program i: gates [i * TILE, (i + 1) * TILE), and outputs [i * DOWN_TILE, (i + 1) * DOWN_TILE) if there are such.
 
     PARTS is 3, or where programs run one after the other, 1 for the gates and 2 for the rest. DOWN_PREFETCH of its weights are
-    prefetched by every program, unless they are HELD.
+    prefetched by every program, unless they are HELD. There are gates, and no bias.
     """
     CHUNKS: tl.constexpr = (HIDDEN + CHUNK - 1) // CHUNK
     DOWN_CHUNKS: tl.constexpr = (SIZE + DOWN_CHUNK - 1) // DOWN_CHUNK
@@ -101,9 +103,10 @@ def _mlp_kernel(
         prefetch_slice(down, DOWN_PREFETCH)
     if PARTS % 2:
         gemv_kernel(
-            x, residual, norm_weight, gate_up, None, gates, new_residual, eps, None, None, 0, 0, 1, HIDDEN, SIZE, TILE,
-            CHUNK, CHUNKS, ADD, NORM, True, ACTIVATION, False, LAUNCH,
-        )  # fmt: skip
+            *(x, residual, norm_weight, gate_up, bias, gates, new_residual, eps),
+            *(None, None, 0, 0),
+            *(1, HIDDEN, SIZE, TILE, CHUNK, CHUNKS, ADD, NORM, GATE, ACTIVATION, BIAS, LAUNCH),
+        )
     if PARTS == 3:
         before, count = _arrive(arrivals)
     if PARTS > 1 and tl.program_id(0) * DOWN_TILE < HIDDEN:
@@ -137,53 +140,43 @@ def mlp_of_one_row(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
+    fusion: Fusion,
     workspace: Workspace,
     sizes: dict[str, int],
-    activation: str,
-    *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    residual: Tensor | None = None,
     how: int = HELD,
-    launch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """`gemv` of gates, and of what they make: see `Kernels.mlp`.
 
     Args:
         x: [1, hidden].
         gate_up: [2 * size, hidden]; down: [hidden, size].
+        fusion: with the first product; it has an activation, and no bias.
         workspace: for launches of this kernel alone: what they leave in it are no zeros.
         sizes: `fitting_sizes` of it.
-        norm, eps, residual: those of `gemv`.
         how: HELD or AHEAD.
-        launch: see `dependent.py`.
     """
     hidden, size = down.shape
     assert len(x) == 1
     assert gate_up.is_contiguous()
     assert down.is_contiguous()
-    assert residual is None or (residual.is_contiguous() and norm is not None)
+    assert fusion.activation is not None
     x = x.contiguous()
-    total = x if residual is None else torch.empty_like(x)
-    gates, out = x.new_empty(1, size), torch.empty_like(x)
+    gates, (out, total) = x.new_empty(1, size), fusion.results(x, hidden)
     programs = triton.cdiv(size, sizes["TILE"])
-    unit = 128 // down.element_size()  # of eight pieces
     options: dict[str, Any] = {"launch_cooperative_grid": True, "maxnreg": MOST_REGISTERS[how]}
     for parts in (1, 2) if INTERPRETED.value else (3,):
         _mlp_kernel[(programs,)](
-            *(workspace.counters(1, x.device), x, residual, norm, gate_up, down, gates, out, total, eps),
+            workspace.counters(1, x.device),
+            *fusion.arguments(x, out, total, gate_up, down, gates),
             HIDDEN=hidden,
             SIZE=size,
             **sizes,
-            DOWN_PREFETCH=down.numel() // programs // unit * unit if launch and down.data_ptr() % 16 == 0 else 0,
+            DOWN_PREFETCH=elements_of_slice(down, programs, fusion.launch),
             HELD=how == HELD,
-            ADD=residual is not None,
-            NORM=norm is not None,
-            ACTIVATION=ACTIVATIONS.index(activation),
+            **fusion.before(),
+            **fusion.behind(),
             PARTS=parts,
-            LAUNCH=launch,
             num_warps=NUM_WARPS,
-            **dependent.options(launch),
             **({} if INTERPRETED.value else options),
         )
     return out, total

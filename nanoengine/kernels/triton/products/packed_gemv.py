@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.products.activation import gated
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.products.packed import PackedWeight, column_of, raised_numbers, raised_zeros
 
 MOST_ROWS = 4
@@ -70,13 +69,7 @@ def _read_scales(
 
 @triton.jit
 def _read(
-    weight,
-    scales,
-    zeros,
-    norm_weight,
-    of_outputs,
-    output,
-    offset,
+    source,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -89,7 +82,12 @@ def _read(
 ):
     """Of one chunk the bytes [PIECES, TILE, size], scales and zeros [PIECES, TILE] of each set of outputs; and the weights of the
     norm [PIECES, size] for each half of its bytes.
+
+    Args:
+        source: (numbers, scales and zeros of the weight, weight of the norm, result of `_read_scales`, first output of the
+            program, offsets of its outputs from that).
     """
+    weight, scales, zeros, norm_weight, of_outputs, output, offset = source
     FIRST: tl.constexpr = CHUNKS[CHUNK][0]
     SIZE: tl.constexpr = CHUNKS[CHUNK][1]
     WIDTH: tl.constexpr = INPUTS * BITS // 8
@@ -231,12 +229,10 @@ def _packed_gemv_kernel(
     if OUTPUTS % TILE:
         offset = tl.minimum(offset, OUTPUTS - 1 - output)  # what is too much repeats the last one
     of_outputs = _read_scales(scales, zeros, output, offset, OUTPUTS, SETS, BITS, GROUPS, ZEROS)
+    source = (weight, scales, zeros, norm_weight, of_outputs, output, offset)
     chunks = ()
     for i in tl.static_range(HELD):
-        chunk = _read(
-            *(weight, scales, zeros, norm_weight, of_outputs, output, offset, CHUNKS, i),
-            *(INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS),
-        )
+        chunk = _read(source, CHUNKS, i, INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS)
         chunks = _with(chunks, chunk)
     dependent.wait(LAUNCH)
 
@@ -247,10 +243,7 @@ def _packed_gemv_kernel(
         squares = _with(squares, tl.zeros([PIECES], tl.float32))
     for i in tl.static_range(len(CHUNKS)):
         if i + HELD < len(CHUNKS):
-            chunk = _read(
-                *(weight, scales, zeros, norm_weight, of_outputs, output, offset, CHUNKS, i + HELD),
-                *(INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS),
-            )
+            chunk = _read(source, CHUNKS, i + HELD, INPUTS, OUTPUTS, SETS, NORM, BITS, GROUPS, ZEROS)
             chunks = _with(chunks, chunk)
         sums, squares = _add(
             *(x, residual, chunks[i], sums, squares, CHUNKS, i),
@@ -279,69 +272,45 @@ def _store_total(x, residual, new_residual, COUNT: tl.constexpr, BLOCK: tl.const
         tl.store(new_residual + offsets, values.to(x.dtype.element_ty), mask=offsets < COUNT)
 
 
-def packed_gemv(
-    x: Tensor,
-    weight: PackedWeight,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    launch: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """rms_norm(x + residual) W^T + bias, or the gate of it; without the parts that are None.
+def packed_gemv(x: Tensor, weight: PackedWeight, fusion: Fusion) -> tuple[Tensor, Tensor]:
+    """A product of 1 to 4 rows, and what is fused with it.
 
     x + residual is rounded to the dtype of x; its norm, the numbers of the weight and gates are not rounded.
 
     Args:
         x: [num_rows, inputs], at most `MOST_ROWS` rows.
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
-        bias: [outputs]; gates have none.
-        residual: like x; left as it is. It needs a norm.
-        norm: [inputs] float32, the weight of the norm; `eps` is added to the mean of the squares.
-        activation: by which the first half of the outputs gates the second; without one there are no gates.
-        out_dtype: that of x, if not given.
-        launch: which launch it is (`dependent.py`).
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
     """
     num_rows, inputs = x.shape
-    sets = 1 if activation is None else 2
-    outputs = weight.shape[0] // sets
+    outputs = weight.shape[0] // fusion.sets
     assert num_rows <= MOST_ROWS
-    assert residual is None or (residual.is_contiguous() and norm is not None)
     assert weight.numbers.data_ptr() % 16 == 0
     x = x.contiguous()
-    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
-    total = x if residual is None else torch.empty_like(x)
+    out, total = fusion.results(x, outputs)
     if not num_rows:
         return out, total
     bits, groups, has_zeros = weight.form
     chunks = _chunks(inputs * bits // 8)
-    tile = _tile(inputs * bits // 8 * sets, outputs, _most_outputs(num_rows, has_groups=groups > 1) // sets)
-    held = HELD_BYTES // (LARGEST_PIECE * PIECES.value * tile * sets)
+    most = _most_outputs(num_rows, has_groups=groups > 1) // fusion.sets
+    tile = _tile(inputs * bits // 8 * fusion.sets, outputs, most)
+    held = HELD_BYTES // (LARGEST_PIECE * PIECES.value * tile * fusion.sets)
     _packed_gemv_kernel[(triton.cdiv(outputs, tile),)](
-        *(x, residual, norm, weight.numbers, weight.scales, weight.zeros, bias, out, total, eps),
+        *fusion.arguments(x, out, total, weight.numbers, weight.scales, weight.zeros),
         INPUTS=inputs,
         OUTPUTS=outputs,
         ROWS=num_rows,
         TILE=tile,
         CHUNKS=chunks,
         HELD=max(1, min(held, len(chunks))),
-        ADD=residual is not None,
-        NORM=norm is not None,
-        GATE=activation is not None,
-        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
-        BIAS=bias is not None,
+        **fusion.before(),
+        **fusion.behind(),
         BITS=bits,
         GROUPS=groups,
         ZEROS=has_zeros,
-        LAUNCH=launch,
         num_warps=PIECES.value // 32,
-        **dependent.options(launch),
     )
     return out, total
 

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, dot
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.activation import gated
 from nanoengine.kernels.triton.products.ahead import prefetch
+from nanoengine.kernels.triton.products.fusion import Fusion
 from nanoengine.kernels.triton.workspace import Workspace
 
 MOST_ROWS = 64
@@ -124,16 +124,7 @@ def _swap_ab_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), mask=(output < OUTPUTS)[:, None] & has_row)
 
 
-def swap_ab(
-    x: Tensor,
-    weight: Tensor,
-    workspace: Workspace,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    launch: int = 0,
-) -> Tensor:
+def swap_ab(x: Tensor, weight: Tensor, fusion: Fusion, workspace: Workspace) -> Tensor:
     """x W^T + bias, or the gate of it; sums are float32, and rounded once.
 
     Where tiles are too few to fill the device, their inputs are cut into parts that run side by side.
@@ -141,23 +132,20 @@ def swap_ab(
     Args:
         x: [num_rows, inputs] of 16-bit numbers, at most MOST_ROWS rows.
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
+        fusion: without a norm.
         workspace: of the engine; no other launch may use it at the same time.
-        bias: [outputs]; gates have none.
-        activation: by which the first half of the outputs gates the second; without one there are no gates.
-        out_dtype: that of x, if not given.
-        launch: see `dependent.py`.
 
     Returns:
         [num_rows, outputs], or half as wide for gates.
     """
     num_rows, inputs = x.shape
-    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
+    outputs = len(weight) // fusion.sets
     assert num_rows <= MOST_ROWS
     assert x.dtype != torch.float32
     assert weight.is_contiguous()
-    assert bias is None or activation is None
+    assert fusion.norm is None
     x = x.contiguous()
-    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
+    out, _ = fusion.results(x, outputs)
     if not num_rows:
         return out
     rows = max(LEAST_ROWS, triton.next_power_of_2(num_rows))
@@ -166,7 +154,7 @@ def swap_ab(
     parts = _parts(tiles, steps, num_multiprocessors(x.device, 132))
     partial = x.new_empty(tiles * TILE * rows * parts if parts > 1 else 0, dtype=torch.float32)
     _swap_ab_kernel[(tiles, parts)](
-        *(x, weight, bias, out, partial, workspace.counters(tiles, x.device), num_rows),
+        *(x, weight, fusion.bias, out, partial, workspace.counters(tiles, x.device), num_rows),
         INPUTS=inputs,
         OUTPUTS=outputs,
         ROWS=rows,
@@ -174,14 +162,10 @@ def swap_ab(
         DEPTH=DEPTH,
         PARTS=parts,
         PART=triton.cdiv(steps, parts) * DEPTH,
-        PREFETCH=bool(launch) and not INTERPRETED.value and inputs % 8 == 0 and weight.data_ptr() % 16 == 0,
-        GATE=activation is not None,
-        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
-        BIAS=bias is not None,
-        LAUNCH=launch,
+        PREFETCH=bool(fusion.launch) and not INTERPRETED.value and inputs % 8 == 0 and weight.data_ptr() % 16 == 0,
+        **fusion.behind(),
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
-        **dependent.options(launch),
     )
     return out
 
