@@ -28,9 +28,20 @@ class CommonPrefix(PolicyPart):
             self._decodes, self._counts = [], []
         else:
             if step.decodes != self._decodes:
-                self._counts = self._count(step.decodes, int(plan.decode_starts.min()))
+                self._counts = self._recount(step.decodes, int(plan.decode_starts.min()))
                 self._decodes = step.decodes
             plan.num_common_blocks = self._counts
+
+    def _recount(self, seqs: list[Sequence], least: int) -> list[int]:
+        """The counts of other decodes. Of those that remain, one is enough: the new ones can only lower the counts."""
+        known = set(self._decodes) if any(self._counts) else set()
+        stayed = [seq for seq in seqs if seq in known]
+        if not stayed:
+            return self._count(seqs, least)
+        newcomers = [seq for seq in seqs if seq not in known]
+        if not newcomers:
+            return self._counts
+        return list(map(min, self._count([stayed[0], *newcomers], least), self._counts))
 
     def _count(self, seqs: list[Sequence], least: int) -> list[int]:
         """For each group, the number of first blocks that sequences have in common, all before position `least`. A group with a

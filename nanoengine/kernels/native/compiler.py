@@ -10,10 +10,12 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
@@ -122,30 +124,35 @@ def cached_library(sources: Path, compiler: str, flags: tuple[str, ...], folder:
 def _run_all(compiler: str, commands: dict[str, tuple[str, ...]], folder: Path) -> None:
     """Run the compiler in `folder` with the arguments for each file that is to be made of, or is made; one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(cores) as pool:
-        runs = [(name, pool.submit(_run, compiler, arguments, folder)) for name, arguments in commands.items()]
+        runs = {pool.submit(_run, compiler, arguments, folder, jobs): name for name, arguments in commands.items()}
         try:
-            for name, run in runs:
+            for run in as_completed(runs, MOST_SECONDS):
                 if reason := run.result():
-                    raise CannotCompile(f"{compiler} could not compile {name}: {reason}")
+                    raise CannotCompile(f"{compiler} could not compile {runs[run]}: {reason}")
+        except TimeoutError as error:
+            raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s") from error
         except OSError as error:
             raise CannotCompile(f"{compiler} does not run: {error}") from error
-        except subprocess.TimeoutExpired as error:
-            raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s") from error
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for job in jobs:
+                if job.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(job.pid, signal.SIGKILL)  # with all that it has started
 
 
-def _run(compiler: str, arguments: tuple[str, ...], folder: Path) -> str | None:
-    """The reason that it failed; None if it did not."""
+def _run(compiler: str, arguments: tuple[str, ...], folder: Path, jobs: list[subprocess.Popen[bytes]]) -> str | None:
+    """The reason that it failed; None if it did not. It is in `jobs` while it runs."""
     command = [compiler, *arguments]  # not in the user's working folder, which may be anybody's
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_SECONDS, check=False
-    )
-    text = done.stderr.decode(errors="replace")
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, stdin=null, stdout=null, stderr=pipe, start_new_session=True) as job:
+        jobs.append(job)
+        text = job.communicate()[1].decode(errors="replace")
     lines = [line for line in text.splitlines() if "ld returned" not in line]  # that says no reason
     reason = next((line for line in lines if "error" in line or "definition" in line), text[:200]).strip()
-    return reason or "it says no reason" if done.returncode else None
+    return reason or "it says no reason" if job.returncode else None
 
 
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:

@@ -53,6 +53,25 @@ def test_it_is_what_all_share_as_far_as_no_new_token_is_in_it() -> None:
     assert counts(prefix, seqs[:1], [15], drafted=[(seqs[1], 7)]) == [1], "new tokens begin in the second block"
 
 
+def test_newcomers_can_make_it_less_and_never_more() -> None:
+    prefix, blocks = make(None)
+    seqs = [Row([1, 2, 3, 4]), Row([1, 5, 3, 4]), Row([1, 2, 3, 6])]
+    share(blocks, *seqs)
+    assert counts(prefix, seqs[:2], [15, 15]) == [1]
+    assert counts(prefix, seqs, [15, 15, 15]) == [1], "the newcomer has three in common with the first"
+
+
+def test_tables_of_those_who_stayed_are_not_read_again() -> None:
+    """With 256 decodes, of which one is new in a step, and a common prefix of 8,192 tokens, that would take 0.3 ms."""
+    prefix, blocks = make(None)
+    seqs = [Row([1, 2, 3]), Row([1, 2, 4]), Row([1, 2, 5]), Row([1, 2, 6])]
+    share(blocks, *seqs)
+    assert counts(prefix, seqs[:3], [9, 9, 9]) == [2]
+    del seqs[2].block_tables
+    assert counts(prefix, [seqs[1], seqs[2], seqs[3]], [9, 9, 9]) == [2]
+    assert counts(prefix, seqs[1:3], [9, 9]) == [2]
+
+
 def test_who_has_started_anew_is_counted_again_although_the_decodes_are_the_same() -> None:
     prefix, blocks = make(None)
     seqs = [Row([1, 2, 3]), Row([1, 2, 4])]

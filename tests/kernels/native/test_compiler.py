@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -180,13 +182,41 @@ def test_a_compiler_that_fails_is_an_error(sources: Path, tmp_path: Path, conten
         compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
 
 
-def test_a_compiler_that_hangs_is_ended(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "MOST_SECONDS", 0.3)
-    stand_in = tmp_path / "stand-in"
-    stand_in.write_text("#!/bin/sh\nexec sleep 1000\n")
+@pytest.mark.parametrize(
+    ("second", "most", "error"),
+    [
+        ("exec sleep 1000", 1, "CannotCompile: .* has not ended within 1 s"),
+        ("exit 1", 100, "CannotCompile: .* could not compile"),
+        ("kill -INT {this}; exec sleep 1000", 100, "KeyboardInterrupt"),
+    ],
+    ids=["hangs", "fails", "interrupted"],
+)
+def test_no_compiler_outlives_an_attempt_that_fails(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str, most: float, error: str
+) -> None:
+    """The first of two waits for a process that it has started, as g++ does."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(compiler, "MOST_SECONDS", most)
+    stand_in, process = tmp_path / "stand-in", tmp_path / "process"
+    first = f"sleep 1000 & echo $! > {tmp_path}/new; mv {tmp_path}/new {process}; wait"
+    second = f"until [ -e {process} ]; do sleep 0.01; done; {second.format(this=os.getpid())}"
+    stand_in.write_text(f"#!/bin/sh\nif mkdir {tmp_path}/started; then {first}; else {second}; fi\n")
     stand_in.chmod(0o755)
-    with pytest.raises(CannotCompile, match=r"has not ended within 0\.3 s"):
+    end = time.monotonic() + 60
+    with pytest.raises((CannotCompile, KeyboardInterrupt)) as raised:
         compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
+    assert re.match(error, f"{raised.typename}: {raised.value}")
+    while _runs(process.read_text().strip()):  # a killed process ends when it has a CPU again
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process is there, and not only its status."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 @needs_compiler
