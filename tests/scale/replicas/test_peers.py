@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.features.observability.kv_events import KVEventPublisher
@@ -28,7 +27,7 @@ from tests.scale.worker.peers import FAULTS, Fault, Peer, dead, silent
 from tests.serve.aio.toys import LogprobListener
 
 from .test_processes import plain, run, wait_for
-from .world import BLOCK_SIZE, HASH_SEED, answers, draw_requests, expected, replicated
+from .world import BLOCK_SIZE, HASH_SEED, answers, draw_requests, expected, new_blocks, replicated
 
 READY = Ready(60, HASH_SEED, "toys")
 
@@ -77,7 +76,7 @@ class Life:
             return fails[-1](own)
         own.send(READY)
         events, count = KVEventPublisher(), 0
-        blocks = BlockManager(400, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
+        blocks = new_blocks(stores=[events])
         replica = Replica(make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()]), events)
         while True:
             while own.poll(0.0 if replica.engine.has_unfinished else None):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.seams import KVStore
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.lora.adapters import Adapters
 from nanoengine.features.observability.kv_events import KVEventPublisher
@@ -25,6 +27,13 @@ from tests.serve.aio.toys import LogprobListener
 
 HASH_SEED = 5
 BLOCK_SIZE = 4
+
+
+def new_blocks(num_blocks: int = 400, stores: Iterable[KVStore] = ()) -> BlockManager:
+    """Blocks whose hashes are those of all replicas."""
+    blocks = BlockManager(num_blocks, BLOCK_SIZE, stores=[*stores])
+    blocks.seed = HASH_SEED
+    return blocks
 
 
 class ToyMember:
@@ -47,7 +56,7 @@ class ToyMember:
         events = KVEventPublisher()
         num_blocks = way.pop("num_blocks", 400)
         if files is None:
-            blocks = BlockManager(num_blocks, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
+            blocks = new_blocks(num_blocks, [events])
             parts = [LogprobListener(), *([] if adapters is None else [adapters])]
             engine = make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=parts, **way)
             self.replica = Replica(engine, events, adapters=adapters)
@@ -85,7 +94,7 @@ class World:
 
     def __init__(self, rng: random.Random, files: Files | None = None, adapters: Adapters | None = None):
         self.rng, self.files = rng, files
-        self.front = make_engine(blocks=BlockManager(400, BLOCK_SIZE, seed=HASH_SEED))
+        self.front = make_engine(blocks=new_blocks())
         blocks = self.front.scheduler.blocks
         router = Router(BLOCK_SIZE)
         hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
