@@ -103,6 +103,6 @@ async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
         return Relay(front, model, body)
     headers = await model.read()
     if headers is None:
-        reason = model.reading and model.reading.exception()
+        reason = model.reading and model.reading.result()
         raise APIError(404, f"the model {model.name} cannot be read: {reason}", "model")
     return json_response(shown(headers.card, headers.template, headers.max_model_len(model.source.config)))

@@ -45,7 +45,7 @@ class Model:
         num_failures: loads that failed since one went well.
         reason: of the last failure.
         retry_at: time.monotonic() before which it is not loaded again by a request.
-        reading: reads its headers, or has read them.
+        reading: reads its headers, or has read them; the result is a text where they cannot be read.
         load: loads it, or waits for its turn; the result is the error of the requests that wait.
         lock: held during a load and an unload.
     """
@@ -62,7 +62,7 @@ class Model:
     num_failures: int = 0
     reason: str = ""
     retry_at: float = 0.0
-    reading: asyncio.Future[Headers] | None = None
+    reading: asyncio.Future[Headers | str] | None = None
     load: asyncio.Task[APIError | None] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -82,16 +82,21 @@ class Model:
     async def read(self) -> Headers | None:
         """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
         while self.reading is None or not self.reading.done():  # a load reads them anew
-            reading = self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(read_headers, self.source))
-            await asyncio.wait({reading})  # others may wait for it
-            reading.exception()  # otherwise asyncio logs an error that nobody has looked at
+            self.reading = self.reading or asyncio.ensure_future(asyncio.to_thread(self._read))
+            await asyncio.wait({self.reading})  # others may wait for it
         return self.headers
+
+    def _read(self) -> Headers | str:
+        try:
+            return read_headers(self.source)
+        except Exception as error:  # whatever is wrong with the files, which the error itself would hold open
+            return str(error) or type(error).__name__
 
     @property
     def headers(self) -> Headers | None:
         """What its files say; None: it was not read yet, or cannot be read."""
-        is_read = self.reading is not None and self.reading.done() and self.reading.exception() is None
-        return self.reading.result() if self.reading is not None and is_read else None
+        facts = self.reading.result() if self.reading is not None and self.reading.done() else None
+        return facts if isinstance(facts, Headers) else None
 
     @property
     def progress(self) -> float:

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Awaitable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -275,7 +276,16 @@ async def test_headers_are_those_of_the_last_reading(monkeypatch: pytest.MonkeyP
     ends[1].set()
     assert [await look, await load] == [None, None]
     assert model.reading is not None
-    assert str(model.reading.exception()) == "no header"
+    assert model.reading.result() == "no header"
+
+
+async def test_files_that_cannot_be_read_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(b"GGUF" + bytes(1000))
+    model = House().models["a"]
+    model.source = replace(model.source, model=str(path))
+    assert await model.read() is None
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 async def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
