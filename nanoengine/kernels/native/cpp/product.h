@@ -5,7 +5,7 @@
 // of d whatever the number of rows, so a token computes the same alone and in a batch.
 #pragma once
 #include <memory>
-#include "simd.h"
+#include "neon_blocks.h"
 #if defined(__AMX_BF16__) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
 #include "amx.h"
@@ -27,7 +27,7 @@ constexpr int COLUMNS = 2 * GROUP;
 constexpr int COLUMNS = GROUP;
 #endif
 constexpr int WIDE = COLUMNS / LANES;                    // vectors in a row of sums
-constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 || IN_BLOCKS<bf16> ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
 
 constexpr size_t MAX_DEPTH = 512;            // words in a row of A
 constexpr size_t A_STRIDE = MAX_DEPTH + 16;  // between two rows: no power of two, or all would compete for one set of the cache
@@ -92,7 +92,14 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
         }
         return load<Dwords>(b.vector(v) + d * b_stride);
     };
-    for (size_t d = 0; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
+    size_t d = 0;
+    if constexpr (IN_BLOCKS<T> && M > 1) {
+        Blocks<T, M, WIDE> blocks(sums);
+        for (; d + 2 <= depth; d += 2)
+            blocks.add([&](int m) { return a + m * A_STRIDE + d; }, [&](int v, int i) { return row(d + i, v); });
+        blocks.store_rows(sums);
+    }
+    for (; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
     EACH_SUM store(out + m * out_stride + v * LANES, sums[m][v]);
 }
 

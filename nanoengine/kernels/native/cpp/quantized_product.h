@@ -139,6 +139,19 @@ static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChun
                                  Ints (&sums)[PARTS][M][WIDE]) {
     constexpr int DEPTH = CELL_DWORDS / 2;  // dwords
     const size_t at = cell * CELL_DWORDS + half * DEPTH;
+    if constexpr (IN_BLOCKS<int8_t> && M > 1) {
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            for (auto& row : sums[part]) std::fill_n(row, WIDE, Ints{});
+            Blocks<int8_t, M, WIDE> blocks(sums[part]);
+#pragma GCC unroll 8
+            for (int d = 0; d < DEPTH; d += 2)
+                blocks.add([&](int m) { return x[m].bytes[part] + at + d; },
+                           [&](int v, int i) { return cells.load_numbers(cell, half * DEPTH + d + i, v); });
+            blocks.store_rows(sums[part]);
+        }
+        return;
+    }
     if constexpr (IN_WORDS<KIND, PACKED, PARTS>) {
         Products<16> products[M][WIDE];
 #pragma GCC unroll 8
