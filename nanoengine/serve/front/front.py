@@ -97,7 +97,7 @@ class Front:
 
     @property
     def jobs(self) -> range:
-        """As many as requests are being answered."""
+        """Its length is the number of requests that are being answered, as that of a server's `Jobs`."""
         return range(sum(model.num_running for model in self.loader.models))
 
     def check_open(self) -> None:
