@@ -148,11 +148,16 @@ class Adapters(PolicyPart):
                 "lora_request", f" has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
             )
         adapters: dict[int, Adapter] = {}  # each is read once
-        for request, lora_request in zip(requests, each, strict=True):
-            if lora_request is not None:
-                if (key := id(lora_request)) not in adapters:
-                    adapters[key] = self.find(lora_request)
-                self.use(request, adapters[key])
+        try:
+            for request, lora_request in zip(requests, each, strict=True):
+                if lora_request is not None:
+                    if (key := id(lora_request)) not in adapters:
+                        adapters[key] = self.find(lora_request)
+                    self.use(request, adapters[key])
+        except Exception:  # its traceback holds requests that never run: their adapters are not in use
+            for request in requests:
+                self._of.pop(request, None)
+            raise
 
     # ---- with replicas: in the front, and in each replica
 

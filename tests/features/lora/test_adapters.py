@@ -226,8 +226,9 @@ def test_limits_are_told_by_their_names(model: Path, adapters: list[LoRARequest]
             own.load("third", adapters[2].lora_path)
         with pytest.raises(InvalidRequest, match="'adapter 0' is loaded: unload it"):
             own.load("adapter 0", adapters[2].lora_path, replaces=False)
-        with pytest.raises(InvalidRequest, match="no room"):
+        with pytest.raises(InvalidRequest, match="no room") as refused:
             llm.generate([[1]] * 3, GREEDY, lora_request=[adapters[2], adapters[0], adapters[1]], use_tqdm=False)
+        assert refused.traceback, "who keeps the error keeps no adapter in use"
         found = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))  # it makes room
         assert set(own.loaded) == {"adapter 2", "adapter 1"} or set(own.loaded) == {"adapter 2", "adapter 0"}
         assert found == tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))
